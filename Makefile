@@ -1,0 +1,40 @@
+# Everything starts from a fresh clone: each target first makes .venv, which a second run reuses.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help demo test check format bench clean
+
+help: ## Show the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("sparsum needs Python 3.11 or newer; run make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $(READY)
+
+demo: $(READY) ## Train on scikit-learn's digits: the sparse sum beside the dense sum and sampling
+	$(BIN)/python -m examples.digits
+
+check: $(READY) ## Format, lint, types and import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+test: check ## All checks and tests
+	$(BIN)/python -m pytest --numprocesses=2 --quiet
+
+format: $(READY) ## Format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY) ## Benchmarks against peers, on one CPU thread
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --requirement benchmarks/requirements.txt
+	$(BIN)/python -m benchmarks.simplex
+	$(BIN)/python -m benchmarks.expect
+
+clean: ## Remove .venv and caches
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

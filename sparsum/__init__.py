@@ -1,0 +1,27 @@
+"""Exact sums over sparse distributions: discrete and structured latent variables without sampling.
+
+The way in is `sparsemap`, which turns scores into a `SparseDistribution`, and its method `expect`, which sums a loss over
+the few assignments that have mass. `sparsemax`, `entmax15` and `entmax` are drop-ins for `torch.softmax`.
+"""
+
+from sparsum.distribution import SparseDistribution as SparseDistribution
+from sparsum.distribution import UniformOver as UniformOver
+from sparsum.simplex import Entmax as Entmax
+from sparsum.simplex import Entmax15 as Entmax15
+from sparsum.simplex import Entmax15Loss as Entmax15Loss
+from sparsum.simplex import EntmaxLoss as EntmaxLoss
+from sparsum.simplex import Sparsemax as Sparsemax
+from sparsum.simplex import SparsemaxLoss as SparsemaxLoss
+from sparsum.simplex import embed as embed
+from sparsum.simplex import entmax as entmax
+from sparsum.simplex import entmax15 as entmax15
+from sparsum.simplex import entmax15_loss as entmax15_loss
+from sparsum.simplex import entmax_loss as entmax_loss
+from sparsum.simplex import sparsemax as sparsemax
+from sparsum.simplex import sparsemax_loss as sparsemax_loss
+from sparsum.sparsemap import sparsemap as sparsemap
+from sparsum.sparsemap import topk_sparsemax as topk_sparsemax
+from sparsum.structures import AbstractStructure as AbstractStructure
+from sparsum.structures import OneOf as OneOf
+
+__version__ = "0.1.0"

@@ -1,0 +1,75 @@
+r"""Divergences from sparse distributions, registered with `torch.distributions.kl_divergence`.
+
+.. math:: \mathrm{KL}(q \Vert p) = \sum_z q(z) (\log q(z) - \log p(z))
+
+runs over the atoms of q alone, and is infinite where one of them has no mass under p.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.distributions import Bernoulli, Categorical, Independent, register_kl
+
+from sparsum.distribution._sparse import SparseDistribution, log_of
+from sparsum.distribution._uniform import UniformOver
+
+Other = TypeVar("Other", Categorical, Independent[Any], SparseDistribution)
+
+
+@register_kl(SparseDistribution, UniformOver)
+def _to_uniform(q: SparseDistribution, p: UniformOver) -> Tensor:
+    if q.structure is not None and q.structure != p.structure:
+        raise ValueError(f"a distribution over {q.structure!r} has no divergence to a uniform one over {p.structure!r}")
+    return p.structure.log_count() - q.entropy()
+
+
+@register_kl(SparseDistribution, Categorical)
+def _to_categorical(q: SparseDistribution, p: Categorical) -> Tensor:
+    if q.event_shape or q.atoms.is_floating_point():
+        raise ValueError(f"only a distribution over category indices has a divergence to a Categorical, got {q!r}")
+    q, p = _broadcast(q, p)
+    # Torch clamps the logits of given probabilities; their own logarithms know a true 0.
+    is_given_probs = p._param is p.__dict__.get("probs")
+    log_probs = (p.probs.log() if is_given_probs else p.logits).reshape(-1, p.param_shape[-1])
+    return _sum_of_differences(q, log_probs[q.row, q.atoms])
+
+
+@register_kl(SparseDistribution, Independent)
+def _to_independent(q: SparseDistribution, p: Independent[Any]) -> Tensor:
+    base = p.base_dist
+    if not isinstance(base, Bernoulli) or p.reinterpreted_batch_ndims != len(q.event_shape):
+        raise NotImplementedError(f"no divergence from {type(q).__name__} to Independent({type(base).__name__}) is known")
+    if p.event_shape != q.event_shape:
+        raise ValueError(f"the event shapes {tuple(q.event_shape)} and {tuple(p.event_shape)} differ")
+    q, p = _broadcast(q, p)
+    base = p.base_dist
+    bits = q.atoms.to(q.probs.dtype)
+    if base._param is base.__dict__.get("probs"):
+        one = base.probs.reshape(-1, *q.event_shape)[q.row]
+        terms = torch.xlogy(bits, one) + torch.special.xlog1py(1 - bits, -one)
+    else:
+        logits = base.logits.reshape(-1, *q.event_shape)[q.row]
+        terms = -torch.nn.functional.binary_cross_entropy_with_logits(logits, bits, reduction="none")
+    return _sum_of_differences(q, terms.reshape(len(q.atoms), -1).sum(-1))
+
+
+@register_kl(SparseDistribution, SparseDistribution)
+def _to_sparse(q: SparseDistribution, p: SparseDistribution) -> Tensor:
+    if q.event_shape != p.event_shape:
+        raise ValueError(f"the event shapes {tuple(q.event_shape)} and {tuple(p.event_shape)} differ")
+    q, p = _broadcast(q, p)
+    return _sum_of_differences(q, p.log_prob_of(q.atoms, q.row))
+
+
+def _sum_of_differences(q: SparseDistribution, log_probs: Tensor) -> Tensor:
+    """The sum of ``q (log q - log p)`` over each row, given log p of each atom."""
+    return q._sum(q.probs * (log_of(q.probs) - log_probs))
+
+
+def _broadcast(q: SparseDistribution, p: Other) -> tuple[SparseDistribution, Other]:
+    """Both in the batch shape that they have in common."""
+    shape = torch.broadcast_shapes(q.batch_shape, p.batch_shape)
+    return q if q.batch_shape == shape else q.expand(shape), p if p.batch_shape == shape else p.expand(shape)

@@ -1,0 +1,157 @@
+"""Reductions over the rows of a packed batch.
+
+A packed batch stores the entries of all rows one after the other: ``values`` has shape ``(n, ...)`` and ``row`` of shape
+``(n,)``, sorted, says which row each entry belongs to. Because the rows are sorted, a reduction needs no atomic additions:
+the same input gives the same output bit for bit, on a GPU too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Segments"]
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Which entries of a packed batch belong to which row.
+
+    >>> segments = Segments.from_lengths(torch.tensor([2, 0, 1]), n=3)
+    >>> segments.row
+    tensor([0, 0, 2])
+    >>> segments.sum(torch.tensor([1.0, 2.0, 4.0]))
+    tensor([3., 0., 4.])
+
+    Args:
+        row: the row of each entry, sorted.
+        lengths: the number of entries of each row.
+    """
+
+    row: Tensor  # shape: (n,), int64
+    lengths: Tensor  # shape: (n_rows,), int64
+
+    @classmethod
+    def from_row(cls, row: Tensor, n_rows: int) -> Segments:
+        """Segments of a sorted ``row``; rows that do not occur in it are empty."""
+        ones = torch.ones_like(row)
+        return cls(row, torch.zeros(n_rows, dtype=torch.int64, device=row.device).index_add_(0, row, ones))
+
+    @classmethod
+    def from_lengths(cls, lengths: Tensor, n: int) -> Segments:
+        """Segments of the given lengths, which add up to ``n``; with that known, nothing waits for the device."""
+        rows = torch.arange(len(lengths), device=lengths.device)
+        return cls(torch.repeat_interleave(rows, lengths, output_size=n), lengths)
+
+    @property
+    def n_rows(self) -> int:
+        """The number of rows, empty ones included."""
+        return len(self.lengths)
+
+    @property
+    def starts(self) -> Tensor:
+        """The position of the first entry of each row."""
+        return self.lengths.cumsum(0) - self.lengths
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum over each row: ``(n, *rest) -> (n_rows, *rest)``; an empty row gives 0."""
+        result: Tensor = _Sum.apply(values, self.row, self.lengths)
+        return result
+
+    def spread(self, per_row: Tensor) -> Tensor:
+        """Repeat a value per row for every entry of the row: ``(n_rows, *rest) -> (n, *rest)``; the adjoint of `sum`."""
+        result: Tensor = _Spread.apply(per_row, self.row, self.lengths)
+        return result
+
+    def max(self, values: Tensor) -> Tensor:
+        """Maximum over each row of ``values`` of shape (n,), without gradient; an empty row gives -inf."""
+        return torch.segment_reduce(values.detach(), "max", lengths=self.lengths, unsafe=True, initial=-torch.inf)
+
+    def argmax(self, values: Tensor) -> Tensor:
+        """Position of the first maximum of each non-empty row of ``values`` of shape (n,)."""
+        n = len(values)
+        position = torch.arange(n, device=values.device)
+        is_largest = values.detach() == self.max(values)[self.row]
+        first = torch.full((self.n_rows,), n, device=values.device)
+        first.scatter_reduce_(0, self.row, torch.where(is_largest, position, n), "amin")
+        return torch.where(first < n, first, self.starts)
+
+    def logsumexp(self, values: Tensor) -> Tensor:
+        """Logarithm of the summed exponentials of each row of ``values`` of shape (n,); an empty row gives -inf."""
+        peak = torch.nan_to_num(self.max(values), posinf=0.0, neginf=0.0)
+        return self.sum((values - peak[self.row]).exp()).log() + peak
+
+
+def _reduce(values: Tensor, row: Tensor, lengths: Tensor) -> Tensor:
+    """Sum sorted rows with whichever deterministic routine is the fastest for this device and shape."""
+    if values.ndim == 1 or values.is_cuda:
+        return torch.segment_reduce(values, "sum", lengths=lengths, unsafe=True, initial=0.0)
+    # On the CPU, adding one entry after the other is deterministic and, for wide entries, several times faster.
+    return values.new_zeros(len(lengths), *values.shape[1:]).index_add_(0, row, values)
+
+
+class _Sum(torch.autograd.Function):
+    """Sum of sorted rows. Its own Function because torch's has no second derivative."""
+
+    @staticmethod
+    def forward(values: Tensor, row: Tensor, lengths: Tensor) -> Tensor:
+        if values.dtype in (torch.float16, torch.bfloat16):
+            return _reduce(values.float(), row, lengths).to(values.dtype)
+        return _reduce(values, row, lengths)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+        ctx.save_for_forward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _Spread.apply(grad, *ctx.saved_tensors), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        result: Tensor = _Sum.apply(tangent, *ctx.saved_tensors)
+        return result
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
+        return _apply_batched_last(_Sum, in_dims, *inputs)
+
+
+class _Spread(torch.autograd.Function):
+    """Repetition of a value per row. Its own Function because the gradient of indexing is not deterministic on a GPU."""
+
+    @staticmethod
+    def forward(per_row: Tensor, row: Tensor, lengths: Tensor) -> Tensor:
+        return per_row.index_select(0, row)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+        ctx.save_for_forward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _Sum.apply(grad, *ctx.saved_tensors), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        result: Tensor = _Spread.apply(tangent, *ctx.saved_tensors)
+        return result
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
+        return _apply_batched_last(_Spread, in_dims, *inputs)
+
+
+def _apply_batched_last(
+    function: type[torch.autograd.Function], in_dims: tuple[int | None, ...], values: Tensor, row: Tensor, lengths: Tensor
+) -> tuple[Tensor, int]:
+    """Batch a linear map of the first dimension: the batch becomes one more trailing dimension."""
+    if in_dims[0] is None or in_dims[1] is not None:
+        raise ValueError("vmap over packed batches needs the same rows for every element of the batch")
+    result: Tensor = function.apply(values.movedim(in_dims[0], -1), row, lengths)
+    return result, result.ndim - 1

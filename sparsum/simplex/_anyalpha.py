@@ -1,0 +1,65 @@
+r"""Entmax for any :math:`\alpha \ge 1`, each row with its own.
+
+With :math:`a = \alpha - 1`, the probabilities are
+
+.. math:: p_i = [1 + a (x_i - \nu)]_+^{1/a} = \exp\bigl(\tfrac1a \operatorname{log1p}(a (x_i - \nu))\bigr) ,
+
+which at :math:`a = 0` is :math:`\exp(x_i - \nu)`. In this form nothing is lost as :math:`\alpha` tends to 1. The shift
+:math:`\nu` is the root of :math:`F(\nu) = \sum_i p_i - 1`, whose slope is :math:`-\sum_i p_i^{2-\alpha}`. For
+:math:`\alpha \le 2`, :math:`F` is convex and Newton's steps from below never pass the root; beyond 2 it is not, and a
+bracket holds the steps.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+# Newton needs about ten steps; the bracket alone would need 53 for the last bit of a double.
+_MAX_STEPS = 100
+_TRACED_STEPS = 24
+
+
+def solve_any_alpha(shifted: Tensor, alpha: Tensor, *, traceable: bool) -> Tensor:
+    """Probabilities of float64 rows ``shifted`` (*batch, n), maxima at 0, for ``alpha`` (*batch, 1)."""
+    a = alpha - 1
+    log_n = math.log(shifted.shape[-1])
+    # The largest probability lies between 1/n and 1, which brackets the shift.
+    low = torch.zeros_like(shifted[..., :1])
+    high = _divide(-torch.expm1(-a * log_n), a, limit=torch.full_like(low, log_n))
+    # The rounding of a sum of n terms: below it, the sign of the excess says nothing.
+    tolerance = (8 + 4 * log_n) * torch.finfo(shifted.dtype).eps
+    shift = low
+    for step in range(_TRACED_STEPS if traceable else _MAX_STEPS):
+        probs = _probs(shifted, shift, a)
+        excess = probs.sum(-1, keepdim=True) - 1
+        if not traceable and not bool(((excess.abs() > tolerance) & _is_open(low, high)).any()):
+            break
+        low, high = torch.where(excess >= 0, shift, low), torch.where(excess <= 0, shift, high)
+        newton = shift + excess / _slope(probs, a)
+        takes_newton = (low < newton) & (newton < high)
+        if step % 3 == 2:  # without convexity, Newton may crawl: halve the bracket now and then
+            takes_newton = takes_newton & (a <= 1)
+        shift = torch.where(takes_newton, newton, (low + high) / 2)
+    return probs / probs.sum(-1, keepdim=True)
+
+
+def _probs(shifted: Tensor, shift: Tensor, a: Tensor) -> Tensor:
+    distance = shifted - shift
+    return _divide(torch.log1p((a * distance).clamp_min(-1.0)), a, limit=distance).exp()
+
+
+def _slope(probs: Tensor, a: Tensor) -> Tensor:
+    is_support = probs > 0
+    return torch.where(is_support, probs, 1.0).pow(1 - a).mul(is_support).sum(-1, keepdim=True)
+
+
+def _divide(numerator: Tensor, a: Tensor, *, limit: Tensor) -> Tensor:
+    """``numerator / a``, and its limit where a is 0."""
+    return torch.where(a == 0, limit, numerator / torch.where(a == 0, 1.0, a))
+
+
+def _is_open(low: Tensor, high: Tensor) -> Tensor:
+    return high - low > 4 * torch.finfo(low.dtype).eps * high.abs().clamp_min(1.0)

@@ -1,0 +1,43 @@
+"""Assignments to vectors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def embed(z: Tensor, weight: Tensor) -> Tensor:
+    r"""Embed assignments, given as indices or as (relaxed) vectors: :math:`e_z^\top W` or :math:`z^\top W`.
+
+    Indices are looked up and vectors are multiplied, with the same result for an index and its one-hot vector. A loss that
+    embeds by this function takes the atoms of exact sums as well as the relaxed vectors of Gumbel-softmax.
+
+    >>> weight = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    >>> embed(torch.tensor([1, 0]), weight)
+    tensor([[3., 4.],
+            [1., 2.]])
+    >>> embed(torch.tensor([[0.5, 0.5]]), weight)
+    tensor([[2., 3.]])
+
+    Args:
+        z: integers of shape (*batch,), or floats or booleans of shape (*batch, n).
+        weight: one vector per index, of shape (n, size).
+
+    Returns:
+        A tensor of shape (*batch, size).
+
+    Raises:
+        TypeError: if ``weight`` is not a floating-point tensor.
+        ValueError: if the shapes do not fit.
+    """
+    if not weight.is_floating_point():
+        raise TypeError(f"weight must have a floating-point dtype, got {weight.dtype}")
+    if weight.ndim != 2:
+        raise ValueError(f"weight must have shape (n, size), got {tuple(weight.shape)}")
+    if z.is_floating_point() or z.dtype == torch.bool:
+        if z.ndim == 0 or z.shape[-1] != len(weight):
+            raise ValueError(
+                f"z must have shape (*batch, {len(weight)}) for weight of shape {tuple(weight.shape)}, got {tuple(z.shape)}"
+            )
+        return z.to(weight.dtype) @ weight
+    return torch.nn.functional.embedding(z.long(), weight)

@@ -1,0 +1,121 @@
+"""The mappings and losses as modules, to stand in a `torch.nn.Sequential` or beside `torch.nn.CrossEntropyLoss`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparsum.simplex import _losses, _mappings
+
+
+class Sparsemax(torch.nn.Module):
+    """Module form of `sparsemax`.
+
+    >>> Sparsemax()(torch.tensor([1.0, 0.8, -0.5]))
+    tensor([0.6000, 0.4000, 0.0000])
+
+    Args:
+        dim: the dimension that sums to 1.
+        k: the largest number of non-zeros.
+    """
+
+    def __init__(self, dim: int = -1, *, k: int | None = None) -> None:
+        super().__init__()
+        self.dim, self.k = dim, k
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map scores to probabilities."""
+        return _mappings.sparsemax(x, self.dim, k=self.k, mask=mask)
+
+    def extra_repr(self) -> str:
+        """The arguments, for printing."""
+        return f"dim={self.dim}" if self.k is None else f"dim={self.dim}, k={self.k}"
+
+
+class Entmax15(torch.nn.Module):
+    """Module form of `entmax15`.
+
+    Args:
+        dim: the dimension that sums to 1.
+    """
+
+    def __init__(self, dim: int = -1) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map scores to probabilities."""
+        return _mappings.entmax15(x, self.dim, mask=mask)
+
+    def extra_repr(self) -> str:
+        """The arguments, for printing."""
+        return f"dim={self.dim}"
+
+
+class Entmax(torch.nn.Module):
+    """Module form of `entmax`.
+
+    Args:
+        alpha: a number, or a tensor or `torch.nn.Parameter` that broadcasts to the rows. A parameter is trained; for values
+            that stay at least 1, parametrise it, for example with `torch.nn.utils.parametrize`.
+        dim: the dimension that sums to 1.
+    """
+
+    alpha: float | Tensor
+
+    def __init__(self, alpha: float | Tensor, dim: int = -1) -> None:
+        super().__init__()
+        if isinstance(alpha, Tensor) and not isinstance(alpha, torch.nn.Parameter):
+            self.register_buffer("alpha", alpha)
+        else:
+            self.alpha = alpha
+        self.dim = dim
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map scores to probabilities."""
+        return _mappings.entmax(x, self.alpha, self.dim, mask=mask)
+
+    def extra_repr(self) -> str:
+        """The arguments, for printing."""
+        shown = f"tensor of shape {tuple(self.alpha.shape)}" if isinstance(self.alpha, Tensor) else self.alpha
+        return f"alpha={shown}, dim={self.dim}"
+
+
+class SparsemaxLoss(torch.nn.Module):
+    """Module form of `sparsemax_loss`, with its arguments.
+
+    >>> SparsemaxLoss()(torch.tensor([[2.0, 0.5, 0.0]]), torch.tensor([0]))
+    tensor(0.)
+    """
+
+    def __init__(self, *, reduction: str = "mean", ignore_index: int = -100) -> None:
+        super().__init__()
+        self.reduction, self.ignore_index = reduction, ignore_index
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        """The loss of scores against class indices or probabilities."""
+        return _losses.sparsemax_loss(x, target, reduction=self.reduction, ignore_index=self.ignore_index)
+
+
+class Entmax15Loss(torch.nn.Module):
+    """Module form of `entmax15_loss`, with its arguments."""
+
+    def __init__(self, *, reduction: str = "mean", ignore_index: int = -100) -> None:
+        super().__init__()
+        self.reduction, self.ignore_index = reduction, ignore_index
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        """The loss of scores against class indices or probabilities."""
+        return _losses.entmax15_loss(x, target, reduction=self.reduction, ignore_index=self.ignore_index)
+
+
+class EntmaxLoss(torch.nn.Module):
+    """Module form of `entmax_loss`, with its arguments."""
+
+    def __init__(self, alpha: float, *, reduction: str = "mean", ignore_index: int = -100) -> None:
+        super().__init__()
+        self.alpha, self.reduction, self.ignore_index = alpha, reduction, ignore_index
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        """The loss of scores against class indices or probabilities."""
+        return _losses.entmax_loss(x, target, self.alpha, reduction=self.reduction, ignore_index=self.ignore_index)

@@ -1,0 +1,64 @@
+"""From scores to probabilities, for rows of any values: the common part of all mappings, without gradient."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from sparsum.simplex._anyalpha import solve_any_alpha
+from sparsum.simplex._blocks import block_peaks, reads_in_blocks, solve_long
+from sparsum.simplex._thresholds import solve_short, solve_traceable
+
+# alpha -> exponent of the mappings that have an exact solver of their own
+_EXPONENTS = {2.0: 1, 1.5: 2}
+
+
+def solve(x: Tensor, alpha: float | Tensor, *, traceable: bool = False) -> Tensor:
+    """Probabilities of the rows of ``x`` (*batch, n), n > 0, in its dtype; ``alpha`` is a number or of shape (*batch, 1).
+
+    A row whose entries are all -inf gets zeros; entries of +inf share the mass of their row; a NaN makes its row NaN.
+    """
+    if x.ndim != 2:
+        alpha = alpha.reshape(-1, 1) if isinstance(alpha, Tensor) else alpha
+        return solve(x.reshape(-1, x.shape[-1]), alpha, traceable=traceable).view(x.shape)
+    if not traceable and x.numel() == 0:
+        return torch.empty_like(x)
+    in_blocks = not traceable and isinstance(alpha, float) and alpha in _EXPONENTS and reads_in_blocks(x)
+    peaks = block_peaks(x) if in_blocks else x
+    peak = peaks.amax(-1, keepdim=True)
+    # One number tells whether all maxima are finite. If their sum overflows, the way for odd rows is right as well.
+    if not traceable and not x.is_cuda and math.isfinite(peak.sum().item()):
+        return _solve_regular(x, peak, alpha, peaks if in_blocks else None)
+    # The rows that have no maximum are solved as rows of zeros, then overwritten.
+    is_regular = peak.isfinite()
+    tame, tame_peak = torch.where(is_regular, x, 0.0), torch.where(is_regular, peak, 0.0)
+    probs = _solve_regular(tame, tame_peak, alpha, None, traceable=traceable)
+    return torch.where(is_regular, probs, _solve_irregular(x, peak))
+
+
+def _solve_regular(
+    rows: Tensor, peak: Tensor, alpha: float | Tensor, peaks: Tensor | None, *, traceable: bool = False
+) -> Tensor:
+    """Rows with a finite maximum."""
+    if isinstance(alpha, Tensor):
+        return solve_any_alpha(rows - peak, alpha, traceable=traceable)
+    if alpha == 1.0:
+        return torch.softmax(rows, -1)
+    exponent = _EXPONENTS.get(alpha)
+    if exponent is None:
+        return solve_any_alpha(rows - peak, torch.full_like(peak, alpha), traceable=traceable)
+    if peaks is not None:
+        found = solve_long(rows.contiguous(), peaks, exponent)
+        if found is not None:
+            packed, probs = found
+            return torch.zeros(rows.shape, dtype=rows.dtype, device=rows.device).put_(packed.flat, probs)
+    return (solve_traceable if traceable else solve_short)(rows - peak, exponent)
+
+
+def _solve_irregular(rows: Tensor, peak: Tensor) -> Tensor:
+    """Rows whose maximum is +inf (its holders share the mass), -inf (nothing is allowed) or NaN."""
+    is_infinite = rows == torch.inf
+    shares = is_infinite / is_infinite.sum(-1, keepdim=True).clamp_min(1)
+    return torch.where(peak.isnan(), torch.nan, shares).to(rows.dtype)

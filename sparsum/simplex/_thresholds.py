@@ -1,0 +1,139 @@
+r"""Solvers for rows of scores whose largest entry is 0, by exact steps and without sorting.
+
+Sparsemax and 1.5-entmax are :math:`p_i = \max(z_i - \tau, 0)^e` with :math:`z = (\alpha - 1) x`, where the exponent
+:math:`e = 1 / (\alpha - 1)` is 1 or 2 and the threshold :math:`\tau` is the root of
+
+.. math:: f(\tau) = \lVert \max(z - \tau, 0) \rVert_e - 1 .
+
+As a norm of the positive part, :math:`f` is convex and decreasing. A Newton step from anywhere lands at or below the root,
+and from below the steps climb towards it: for e = 1 they end after finitely many (this is Michelot's algorithm), each of
+them halving the excess or the number of candidates; for e = 2 they converge quadratically.
+
+References:
+    - A finite algorithm for finding the projection of a point onto the canonical simplex (Michelot, 1986)
+    - From softmax to sparsemax (Martins & Astudillo, 2016), https://arxiv.org/abs/1602.02068
+    - Sparse sequence-to-sequence models (Peters, Niculae & Martins, 2019), Algorithm 2, https://arxiv.org/abs/1905.05702
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparsum.segments import Segments
+
+# Rows up to this size compare all pairs of entries; longer ones take Newton's steps.
+_PAIRWISE_SIZE = 32
+# Newton's first guess, below the row's maximum of 0. Any guess in [-1, 0) works; this one saves steps on random scores.
+_FIRST_GUESS = -0.6
+# Both kinds of rows need about ten steps; the cap only ends a tie that rounding flips to and fro.
+_MAX_STEPS = 64
+
+
+def solve_short(shifted: Tensor, exponent: int) -> Tensor:
+    """Probabilities of rows that are read again at every step; ``shifted`` (*batch, n) has its maximum at 0."""
+    z = shifted if exponent == 1 else shifted / exponent
+    if exponent == 1 and z.shape[-1] <= _PAIRWISE_SIZE:
+        threshold = _threshold_by_pairs(z)
+    else:
+        threshold = _threshold_by_steps(z, exponent)
+    return _power((z - threshold).relu_(), exponent)
+
+
+def solve_traceable(shifted: Tensor, exponent: int) -> Tensor:
+    """As `solve_short`, with a sort in the place of a loop whose end depends on the data: it can be traced into a graph."""
+    z = shifted if exponent == 1 else shifted / exponent
+    if exponent == 1 and z.shape[-1] <= _PAIRWISE_SIZE:
+        threshold = _threshold_by_pairs(z)
+    else:
+        threshold = _threshold_by_sort(z, exponent)
+        for _ in range(2):  # cancellation in the cumulative sums costs digits, which two steps bring back
+            threshold = threshold + _newton_step((z - threshold).relu(), exponent)
+    return _power((z - threshold).relu(), exponent)
+
+
+def solve_packed(shifted: Tensor, segments: Segments, guess: Tensor, exponent: int) -> Tensor:
+    """Probabilities of packed rows from a lower bound of each row's threshold; ``shifted`` (n,), ``guess`` (n_rows,)."""
+    z, threshold = shifted / exponent, guess
+    for _ in range(_MAX_STEPS):
+        distance = (z - segments.spread(threshold)).relu_()
+        if exponent == 1:
+            step = (segments.sum(distance) - 1) / segments.sum(distance.sign())
+        else:
+            norm = segments.sum(distance.square()).sqrt()
+            step = (norm - 1) * norm / segments.sum(distance)
+        threshold = threshold + step
+        if not bool((step > _tolerance(z)).any()):
+            break
+    return _power((z - segments.spread(threshold)).relu_(), exponent)
+
+
+def threshold_of(shifted: Tensor, exponent: int) -> Tensor:
+    """The threshold alone, (*batch, 1): for a subset of a row's entries it is a lower bound of the whole row's."""
+    return _threshold_by_steps(shifted if exponent == 1 else shifted / exponent, exponent)
+
+
+def _threshold_by_pairs(z: Tensor) -> Tensor:
+    r"""Entry i is in the support iff :math:`\sum_j \max(z_j - z_i, 0) < 1`: a handful of operations for short rows."""
+    z = z.clamp_min(-2.0)  # the support lies above -1, and a finite floor keeps -inf out of the differences
+    excess = (z.unsqueeze(-2) - z.unsqueeze(-1)).relu_().sum(-1)
+    is_support = excess.lt_(1)  # in place: ones and zeros in floating point
+    return ((is_support * z).sum(-1, keepdim=True) - 1) / is_support.sum(-1, keepdim=True)
+
+
+def _threshold_by_steps(z: Tensor, exponent: int) -> Tensor:
+    """Newton's steps until the support stays (e = 1) or the step is rounding (e = 2).
+
+    The first guess may lie above the root, so the first step may go down and widen the support. From then on it only
+    shrinks, which is enforced for e = 1: a tie at the threshold must not flip to and fro by rounding.
+    """
+    threshold = z.new_full((*z.shape[:-1], 1), _FIRST_GUESS)
+    distance, last_count = torch.empty_like(z), threshold
+    for step_number in range(_MAX_STEPS):
+        torch.sub(z, threshold, out=distance).relu_()
+        if exponent == 1:
+            total = distance.sum(-1, keepdim=True)
+            count = distance.sign_().sum(-1, keepdim=True)
+            step = total.sub_(1).div_(count)
+            is_done = step_number > 0 and torch.equal(count, last_count)
+            if step_number > 0 and not is_done:
+                step.clamp_min_(0)
+            last_count = count
+        else:
+            step = _newton_step(distance, exponent)
+            is_done = step_number > 0 and step.amax().item() <= _tolerance(z)
+        threshold = step.add_(threshold)
+        if is_done:
+            break
+    return threshold
+
+
+def _newton_step(distance: Tensor, exponent: int) -> Tensor:
+    """``-f / f'`` for the distances of the entries above the threshold."""
+    if exponent == 1:
+        return (distance.sum(-1, keepdim=True) - 1) / distance.sign().sum(-1, keepdim=True)
+    norm: Tensor = torch.linalg.vector_norm(distance, dim=-1, keepdim=True)
+    return (norm - 1) * norm / distance.sum(-1, keepdim=True)
+
+
+def _threshold_by_sort(z: Tensor, exponent: int) -> Tensor:
+    """Threshold for each possible size of the support, and the largest size that is consistent with its own threshold."""
+    ordered = z.clamp_min(-2.0).sort(dim=-1, descending=True).values
+    size = torch.arange(1, z.shape[-1] + 1, dtype=z.dtype, device=z.device)
+    mean = ordered.cumsum(-1) / size
+    if exponent == 1:
+        thresholds = mean - 1 / size
+        is_consistent = thresholds < ordered
+    else:
+        spread = ordered.square().cumsum(-1) - size * mean.square()
+        thresholds = mean - ((1 - spread) / size).clamp_min(0.0).sqrt()
+        is_consistent = thresholds <= ordered
+    return thresholds.gather(-1, is_consistent.sum(-1, keepdim=True).clamp_min(1) - 1)
+
+
+def _power(distance: Tensor, exponent: int) -> Tensor:
+    return distance if exponent == 1 else distance.square()
+
+
+def _tolerance(z: Tensor) -> float:
+    return 4 * torch.finfo(z.dtype).eps
