@@ -40,7 +40,7 @@ def _to_categorical(q: SparseDistribution, p: Categorical) -> Tensor:
 @register_kl(SparseDistribution, Independent)
 def _to_independent(q: SparseDistribution, p: Independent[Any]) -> Tensor:
     base = p.base_dist
-    if not isinstance(base, Bernoulli) or p.reinterpreted_batch_ndims != len(q.event_shape):
+    if not isinstance(base, Bernoulli) or not q.event_shape:
         raise NotImplementedError(f"no divergence from {type(q).__name__} to Independent({type(base).__name__}) is known")
     if p.event_shape != q.event_shape:
         raise ValueError(f"the event shapes {tuple(q.event_shape)} and {tuple(p.event_shape)} differ")
@@ -53,7 +53,7 @@ def _to_independent(q: SparseDistribution, p: Independent[Any]) -> Tensor:
     else:
         logits = base.logits.reshape(-1, *q.event_shape)[q.row]
         terms = -torch.nn.functional.binary_cross_entropy_with_logits(logits, bits, reduction="none")
-    return _sum_of_differences(q, terms.reshape(len(q.atoms), -1).sum(-1))
+    return _sum_of_differences(q, terms.flatten(1).sum(-1))
 
 
 @register_kl(SparseDistribution, SparseDistribution)

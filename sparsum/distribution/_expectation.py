@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -56,18 +56,24 @@ def _forward_and_replay(
     generators: Sequence[torch.Generator], states: Sequence[Tensor]
 ) -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
     """The contexts in which a chunk is computed for the first time and again."""
-    return contextlib.nullcontext(), _replaying(generators, states)
+    return contextlib.nullcontext(), _Replay(generators, states)
 
 
-@contextlib.contextmanager
-def _replaying(generators: Sequence[torch.Generator], states: Sequence[Tensor]) -> Iterator[None]:
-    """Let a chunk that is computed again see its first noise; `checkpoint` itself knows the global generators only."""
-    present = [generator.get_state() for generator in generators]
-    _set_states(generators, states)
-    try:
-        yield
-    finally:
-        _set_states(generators, present)
+class _Replay(contextlib.AbstractContextManager[None]):
+    """Let a chunk that is computed again see its first noise; `checkpoint` itself knows the global generators only.
+
+    A class, since a graph that is kept is computed again at every backward, and generator functions can be entered once.
+    """
+
+    def __init__(self, generators: Sequence[torch.Generator], states: Sequence[Tensor]) -> None:
+        self.generators, self.states = generators, states
+
+    def __enter__(self) -> None:
+        self.present = [generator.get_state() for generator in self.generators]
+        _set_states(self.generators, self.states)
+
+    def __exit__(self, *_: object) -> None:
+        _set_states(self.generators, self.present)
 
 
 def _set_states(generators: Sequence[torch.Generator], states: Sequence[Tensor]) -> None:

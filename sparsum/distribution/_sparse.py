@@ -197,7 +197,9 @@ class SparseDistribution(Distribution):
         pairs = Segments.from_lengths(lengths, int(lengths.sum()) if n_pairs is None else n_pairs)
         offset = torch.arange(len(pairs.row), device=row.device) - pairs.starts[pairs.row]
         atom = self._segments.starts[row][pairs.row] + offset
-        is_equal = (self.atoms[atom] == queries[pairs.row]).reshape(len(atom), -1).all(-1)
+        is_equal = self.atoms[atom] == queries[pairs.row]
+        for _ in self.event_shape:
+            is_equal = is_equal.all(-1)
         total = pairs.sum(torch.where(is_equal, self.probs.index_select(0, atom), 0.0))
         return torch.where(total > 0, log_of(total), -torch.inf)
 

@@ -35,15 +35,26 @@ def solve_any_alpha(shifted: Tensor, alpha: Tensor, *, traceable: bool) -> Tenso
     for step in range(_TRACED_STEPS if traceable else _MAX_STEPS):
         probs = _probs(shifted, shift, a)
         excess = probs.sum(-1, keepdim=True) - 1
-        if not traceable and not bool(((excess.abs() > tolerance) & _is_open(low, high)).any()):
-            break
         low, high = torch.where(excess >= 0, shift, low), torch.where(excess <= 0, shift, high)
+        middle = (low + high) / 2
+        is_open = (excess.abs() > tolerance) & (low < middle) & (middle < high)
+        if not traceable and not bool(is_open.any()):
+            break
         newton = shift + excess / _slope(probs, a)
         takes_newton = (low < newton) & (newton < high)
         if step % 3 == 2:  # without convexity, Newton may crawl: halve the bracket now and then
             takes_newton = takes_newton & (a <= 1)
-        shift = torch.where(takes_newton, newton, (low + high) / 2)
-    return probs / probs.sum(-1, keepdim=True)
+        shift = torch.where(takes_newton, newton, middle)
+    return _between(_probs(shifted, low, a), _probs(shifted, high, a))
+
+
+def _between(above: Tensor, below: Tensor) -> Tensor:
+    """The mixture, with a sum of exactly 1, of probabilities that sum to at least and to at most 1.
+
+    For alpha > 2 an entry at the boundary grows so steeply that no double's shift gives it the mass that is missing.
+    """
+    excess, lack = above.sum(-1, keepdim=True) - 1, 1 - below.sum(-1, keepdim=True)
+    return torch.lerp(above, below, _divide(excess, excess + lack, limit=torch.zeros_like(excess)))
 
 
 def _probs(shifted: Tensor, shift: Tensor, a: Tensor) -> Tensor:
@@ -57,9 +68,5 @@ def _slope(probs: Tensor, a: Tensor) -> Tensor:
 
 
 def _divide(numerator: Tensor, a: Tensor, *, limit: Tensor) -> Tensor:
-    """``numerator / a``, and its limit where a is 0."""
+    """``numerator / a``, and a given limit where a is 0."""
     return torch.where(a == 0, limit, numerator / torch.where(a == 0, 1.0, a))
-
-
-def _is_open(low: Tensor, high: Tensor) -> Tensor:
-    return high - low > 4 * torch.finfo(low.dtype).eps * high.abs().clamp_min(1.0)

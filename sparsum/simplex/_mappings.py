@@ -108,7 +108,7 @@ def entmax(x: Tensor, alpha: float | Tensor, dim: int = -1, *, mask: Tensor | No
         mask: True where an entry is allowed, broadcast to the shape of ``x``; the others get exactly 0.
 
     Returns:
-        Probabilities in the shape and dtype of ``x``, computed in float64 unless alpha is the number 1, 1.5 or 2.
+        Probabilities in the shape and dtype of ``x``, computed in float64 unless alpha is the number 1.5 or 2.
 
     Raises:
         TypeError: if ``x`` or ``alpha`` is not of a floating-point dtype, or ``mask`` not a boolean tensor.
@@ -130,8 +130,9 @@ def _map(x: Tensor, alpha: float | Tensor, dim: int, mask: Tensor | None) -> Ten
     is_last = dim == x.ndim - 1
     scores = x if mask is None else apply_mask(x, mask)
     scores = scores if is_last else scores.movedim(dim, -1)
-    if isinstance(alpha, Tensor) or alpha not in (1.0, 1.5, 2.0):
-        # Near the boundary of the support, large alphas turn the last digits of the scores into the first of p.
+    if isinstance(alpha, Tensor) or alpha not in (1.5, 2.0):
+        # Near the boundary of the support, large alphas turn the last digits of the scores into the first of p, and long
+        # rows of torch.softmax in float32 miss a sum of 1 by more than torch.distributions accepts.
         alpha = alpha.double() if isinstance(alpha, Tensor) else alpha
         probs = _autograd.apply(scores.double(), alpha).to(compute_dtype(x))
     else:

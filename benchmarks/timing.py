@@ -1,0 +1,62 @@
+"""How the benchmarks measure time and memory."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+
+def median_seconds(
+    functions: Mapping[str, Callable[[], object]], *, seconds: float = 1.0, turns: int = 7
+) -> dict[str, float]:
+    """Median time of a call of each function.
+
+    The functions take turns, so that a busy moment of the machine meets all of them; in its turn a function is called for
+    at least a hundredth of a second, so that what the others left in the caches does not count.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in functions}
+    start = time.perf_counter()
+    for turn in itertools.count():
+        if turn > turns and time.perf_counter() - start > seconds * len(functions):
+            break
+        for name, function in functions.items():
+            function()
+            samples[name].append(_seconds_per_call(function))
+    return {name: statistics.median(times) for name, times in samples.items()}
+
+
+def _seconds_per_call(function: Callable[[], object]) -> float:
+    begin = now = time.perf_counter()
+    calls = 0
+    while now - begin < 0.01:
+        function()
+        calls += 1
+        now = time.perf_counter()
+    return (now - begin) / calls
+
+
+def peak_bytes(function: Callable[[], object]) -> int:
+    """The most memory that torch's CPU allocator held during a call, beyond what it held before."""
+    function()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        function()
+    changes = sorted(
+        (event.start_ns(), event.nbytes())
+        for event in recorded.profiler.kineto_results.events()
+        if event.name() == "[memory]"
+    )
+    held = peak = 0
+    for _, change in changes:
+        held += change
+        peak = max(peak, held)
+    return peak
+
+
+def describe() -> str:
+    """One line about the machine and the versions."""
+    return f"torch {torch.__version__}, {torch.get_num_threads()} CPU thread(s), median of alternating turns"

@@ -1,0 +1,46 @@
+"""What the README and the examples say is executed."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import pytest
+import torch
+
+import sparsum as sp
+from examples import digits
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def test_the_readme_runs() -> None:
+    text = (ROOT / "README.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    assert len(blocks) == 4
+    assert text[: text.index("```python")].count("\n") < 30
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)
+    assert isinstance(names["encoder"], torch.nn.Linear)
+    assert names["encoder"].weight.grad is not None
+
+
+def test_the_numbers_in_the_readme() -> None:
+    scores = torch.tensor([[2.0, 1.6, 0.1], [0.3, 0.2, 0.1]])
+    printed = re.search(r"sp.sparsemax\(scores\) +# (.*)\n", (ROOT / "README.md").read_text())
+    assert printed is not None
+    torch.testing.assert_close(sp.sparsemax(scores), torch.tensor(eval(printed[1])), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("method", digits.METHODS)
+def test_the_demo_learns(method: str) -> None:
+    losses = []
+    args = digits.Args(epochs=3)
+    model = digits.train(method, args, lambda epoch, step: losses.append(step.loss.mean().item()))
+    assert losses[-1] < losses[0]
+    loss, accuracy, calls = digits.evaluate(model, method, seed=0)
+    assert loss < 0.6
+    assert 0 <= accuracy <= 100
+    assert calls == {"dense": 64, "sampled": 1}.get(method, calls)
+    assert calls >= 1

@@ -1,0 +1,164 @@
+"""Derivatives of the mappings and losses: finite differences to second order, function transforms, and graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+import sparsum as sp
+
+TARGET = torch.tensor([0, 3, -100])
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sparsemax": sp.sparsemax,
+    "sparsemax-k": lambda x: sp.sparsemax(x, k=3),
+    "sparsemax-mask": lambda x: sp.sparsemax(x, mask=torch.arange(x.shape[-1]) != 2),
+    "sparsemax-dim": lambda x: sp.sparsemax(x, 0),
+    "entmax15": sp.entmax15,
+    "entmax-1": lambda x: sp.entmax(x, 1),
+    "entmax-1.3": lambda x: sp.entmax(x, 1.3),
+    "entmax-2.5": lambda x: sp.entmax(x, 2.5),
+    "entmax-rows": lambda x: sp.entmax(x, torch.tensor([1.0, 1.5, 2.2], dtype=torch.float64)),
+    "sparsemax-loss": lambda x: sp.sparsemax_loss(x, TARGET, reduction="none"),
+    "entmax15-loss": lambda x: sp.entmax15_loss(x, TARGET),
+    "entmax-loss-1": lambda x: sp.entmax_loss(x, TARGET, 1.0),
+    "entmax-loss-1.3": lambda x: sp.entmax_loss(x, TARGET, 1.3, reduction="sum"),
+    "soft-loss": lambda x: sp.sparsemax_loss(x, torch.linspace(0, 2 / x.shape[-1], x.shape[-1]).expand(x.shape)),
+}
+every_function = pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS.keys())
+
+
+def scores(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@every_function
+def test_first_and_second_derivatives(function: Callable[[Tensor], Tensor]) -> None:
+    """Reverse and forward mode, batched and not, against finite differences."""
+    x = scores(3, 7).requires_grad_()
+    assert gradcheck(function, (x,), check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True)
+    assert gradgradcheck(function, (x,), check_fwd_over_rev=True, check_rev_over_rev=True)
+
+
+@pytest.mark.parametrize("function", [sp.entmax, lambda x, alpha: sp.entmax_loss(x, TARGET, alpha, reduction="none")])
+@pytest.mark.parametrize("low", [1.0001, 1.2, 1.5, 2.0, 2.5])
+def test_derivatives_in_alpha(function: Callable[[Tensor, Tensor], Tensor], low: float) -> None:
+    alpha = low + torch.tensor([0.0, 0.1, 0.2], dtype=torch.float64)
+    inputs = (scores(3, 7).requires_grad_(), alpha.requires_grad_())
+    assert gradcheck(function, inputs, check_forward_ad=True, check_batched_grad=True)
+    assert gradgradcheck(function, inputs)
+
+
+def test_alpha_receives_its_limit_gradient_at_one() -> None:
+    """From one side, since alpha < 1 is not defined."""
+    x, weight = scores(4, 6), scores(4, 6, seed=2)
+    for function in (
+        lambda alpha: (sp.entmax(x, alpha) * weight).sum(),
+        lambda alpha: sp.entmax_loss(x, torch.tensor([0, 1, 2, 3]), alpha),
+    ):
+        alpha = torch.ones(4, dtype=torch.float64, requires_grad=True)
+        (gradient,) = torch.autograd.grad(function(alpha), alpha)
+        step = 1e-4
+        for row in range(4):
+            shift = step * torch.eye(4, dtype=torch.float64)[row]
+            values = [function(torch.ones(4, dtype=torch.float64) + i * shift) for i in range(3)]
+            difference = (-3 * values[0] + 4 * values[1] - values[2]) / (2 * step)
+            torch.testing.assert_close(gradient[row], difference, atol=1e-7, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mapping", [sp.sparsemax, sp.entmax15], ids=["sparsemax", "entmax15"])
+def test_the_packed_jacobian_of_long_rows_is_the_dense_one(mapping: Callable[[Tensor], Tensor]) -> None:
+    """A long row, padded with scores that get nothing, has the gradients of the short one, to second order."""
+    short = scores(3, 20).requires_grad_()
+    padding = torch.full((3, 9000), -50.0, dtype=torch.float64)
+    weight = scores(3, 20, seed=3)
+    results = []
+    for x in (short, torch.cat([short, padding], -1)):
+        loss = (mapping(x)[:, :20] * weight).sum(-1).square().sum()
+        (first,) = torch.autograd.grad(loss, short, create_graph=True)
+        results.append((first, torch.autograd.grad(first.square().sum(), short)[0]))
+    for short_result, long_result in zip(*results, strict=True):
+        torch.testing.assert_close(long_result, short_result, atol=1e-12, rtol=0)
+
+
+@every_function
+def test_function_transforms(function: Callable[[Tensor], Tensor]) -> None:
+    """vmap, grad, jvp, jacrev, jacfwd and their compositions, against loops and each other."""
+    batch = scores(4, 3, 7)
+    looped = torch.stack([function(x) for x in batch])
+    torch.testing.assert_close(torch.func.vmap(function)(batch), looped)
+    torch.testing.assert_close(torch.func.vmap(function, in_dims=2)(batch.movedim(0, 2)), looped)
+
+    def energy(x: Tensor) -> Tensor:
+        return function(x).square().sum()
+
+    gradients = torch.stack([torch.func.grad(energy)(x) for x in batch])
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(energy))(batch), gradients)
+    x = batch[0]
+    jacobian = torch.func.jacrev(function)(x)
+    torch.testing.assert_close(torch.func.jacfwd(function)(x), jacobian)
+    tangent = torch.func.jvp(function, (x,), (batch[1],))[1]
+    torch.testing.assert_close(tangent, torch.tensordot(jacobian, batch[1], 2))
+    torch.testing.assert_close(torch.func.hessian(energy)(x), torch.func.jacrev(torch.func.jacrev(energy))(x))
+
+
+def test_vmap_over_alpha_and_long_rows() -> None:
+    x, alpha = scores(4, 7), 1 + torch.rand(4, generator=torch.Generator().manual_seed(0)).double()
+    torch.testing.assert_close(torch.func.vmap(sp.entmax)(x, alpha), sp.entmax(x, alpha))
+    torch.testing.assert_close(torch.func.vmap(lambda a: sp.entmax(x[0], a))(alpha), sp.entmax(x[:1].expand(4, 7), alpha))
+    long = scores(3, 9000)
+    torch.testing.assert_close(torch.func.vmap(sp.sparsemax)(long), sp.sparsemax(long))
+    gradient = torch.func.vmap(torch.func.grad(lambda x: sp.sparsemax(x).square().sum()))(long)
+    assert ((gradient != 0).sum(-1) < 100).all()
+
+
+@every_function
+@pytest.mark.parametrize("size", [7, 50], ids=["short", "long"])
+def test_compiled_graphs(function: Callable[[Tensor], Tensor], size: int) -> None:
+    """The value and gradient of a whole graph are those of eager mode."""
+    x = scores(3, size).requires_grad_()
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    weight = scores(*function(x).shape, seed=4)
+    (expected,) = torch.autograd.grad((function(x) * weight).sum(), x)
+    value = compiled(x)
+    torch.testing.assert_close(value, function(x))
+    torch.testing.assert_close(torch.autograd.grad((value * weight).sum(), x)[0], expected)
+
+
+def test_compiled_alpha_receives_its_gradient() -> None:
+    x, weight = scores(3, 7), scores(3, 7, seed=5)
+    gradients = []
+    for version in (sp.entmax, torch.compile(sp.entmax, fullgraph=True, backend="aot_eager")):
+        alpha = torch.tensor([1.0, 1.4, 2.0], dtype=torch.float64, requires_grad=True)
+        (version(x, alpha) * weight).sum().backward()
+        gradients.append(alpha.grad)
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+def test_compiled_graphs_take_odd_rows() -> None:
+    x = torch.tensor([[1.0, 0.5, -3.0], [-torch.inf] * 3, [torch.inf, 0.0, torch.inf], [torch.nan, 0.0, 1.0]])
+    compiled = torch.compile(sp.sparsemax, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), sp.sparsemax(x), equal_nan=True)
+
+
+@every_function
+@pytest.mark.parametrize("strict", [True, False])
+def test_exported_programs(function: Callable[[Tensor], Tensor], strict: bool) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(x)
+
+    x = scores(3, 7)
+    program = torch.export.export(Model(), (x,), strict=strict)
+    torch.testing.assert_close(program.module()(x), function(x))
+
+
+def test_exported_with_a_dynamic_batch() -> None:
+    program = torch.export.export(sp.Sparsemax(), (scores(3, 50),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    x = scores(11, 50)
+    torch.testing.assert_close(program.module()(x), sp.sparsemax(x))

@@ -1,0 +1,132 @@
+"""From scores to sparse distributions: identities with the dense mappings, certificates, and errors."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+import sparsum as sp
+
+
+def scores(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+class TwoBits(sp.AbstractStructure):
+    """A user's own structure: two bits that are not both 1, by enumeration."""
+
+    members = torch.tensor([[0.0, 0.0], [0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)
+
+    def argmax(self, scores: Tensor) -> Tensor:
+        return self.topk(scores, 1)[..., 0, :]
+
+    def topk(self, scores: Tensor, k: int) -> Tensor:
+        return self.members[(scores @ self.members.T).topk(min(k, 3), -1).indices]
+
+
+@pytest.mark.parametrize("shape", [(6,), (5, 6), (2, 3, 6), (3, 33), (3, 9000), (0, 6), (2, 0, 6), (4, 1)])
+def test_over_one_of_many_it_is_sparsemax(shape: tuple[int, ...]) -> None:
+    x = scores(*shape).requires_grad_()
+    q = sp.sparsemap(x, sp.OneOf(shape[-1]))
+    probs = sp.sparsemax(x)
+    assert q.batch_shape == shape[:-1]
+    torch.testing.assert_close(q.to_dense(), probs, atol=1e-15, rtol=0)
+    assert torch.equal(q.n_atoms_per_row, (probs > 0).sum(-1))
+    assert q.is_exact.all()
+    weight = scores(*shape, seed=1)
+    (packed,) = torch.autograd.grad((q.to_dense() * weight).sum(), x)
+    (dense,) = torch.autograd.grad((probs * weight).sum(), x)
+    torch.testing.assert_close(packed, dense, atol=1e-12, rtol=0)
+
+
+def test_derivatives() -> None:
+    x = scores(3, 7).requires_grad_()
+    for function in (
+        lambda x: sp.sparsemap(x, sp.OneOf(7)).to_dense(),
+        lambda x: sp.topk_sparsemax(x, sp.OneOf(7), 3).to_dense(),
+        lambda x: sp.sparsemap(x, sp.OneOf(7)).entropy(),
+    ):
+        assert gradcheck(function, (x,))
+        assert gradgradcheck(function, (x,))
+
+
+def test_extreme_scores() -> None:
+    x = torch.tensor([[torch.inf, 0.0, torch.inf], [1e30, -1e30, 1e30], [-torch.inf, -7.0, -torch.inf]], requires_grad=True)
+    q = sp.sparsemap(x, sp.OneOf(3))
+    assert q.to_dense().tolist() == [[0.5, 0.0, 0.5], [0.5, 0.0, 0.5], [0.0, 1.0, 0.0]]
+    q.entropy().sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+
+
+@given(st.lists(st.integers(-4, 4).map(lambda n: n / 4), min_size=1, max_size=9), st.integers(1, 10))
+def test_the_certificate_of_topk(values: list[float], k: int) -> None:
+    """Where is_exact is true, the result is the sparsemax of all; it is true wherever fewer than k atoms have mass."""
+    x = torch.tensor(values, dtype=torch.float64)
+    q = sp.topk_sparsemax(x, sp.OneOf(len(x)), k)
+    full = sp.sparsemax(x)
+    assert q.n_atoms_per_row <= k
+    if q.is_exact:
+        torch.testing.assert_close(q.to_dense(), full, atol=1e-14, rtol=0)
+    assert q.is_exact == (k >= len(x) or bool((full > 0).sum() < k))
+
+
+def test_topk_rows_with_few_allowed() -> None:
+    x = torch.tensor([[0.1, -torch.inf, -torch.inf, 0.0], [0.2, 0.1, 0.0, 0.05]])
+    q = sp.topk_sparsemax(x, sp.OneOf(4), 3)
+    assert q.n_atoms_per_row.tolist() == [2, 3]
+    assert q.is_exact.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_topk_over_a_users_own_structure(k: int) -> None:
+    x = scores(20, 2).requires_grad_()
+    q = sp.topk_sparsemax(x, TwoBits(), k)
+    for row, members in itertools.groupby(zip(q.row.tolist(), q.atoms, q.probs, strict=True), lambda part: part[0]):
+        parts = list(members)
+        best = (TwoBits.members @ x[row]).topk(min(k, 3))
+        expected = sp.sparsemax(best.values)
+        torch.testing.assert_close(torch.stack([p for _, _, p in parts]), expected[expected > 0])
+        assert torch.equal(torch.stack([z for _, z, _ in parts]), TwoBits.members[best.indices[expected > 0]])
+    assert gradcheck(lambda x: sp.topk_sparsemax(x, TwoBits(), k).mean, (x,))
+
+
+X = torch.randn(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: sp.sparsemap(X, sp.OneOf(4)), ValueError, "scores for OneOf(n=4) must have shape (*batch, 4), got (2, 3)"),
+        (lambda: sp.sparsemap(X.long(), sp.OneOf(3)), TypeError, "scores must have a floating-point dtype"),
+        (lambda: sp.sparsemap(torch.tensor(1.0), sp.OneOf(1)), ValueError, "at least 1 dimension(s), got ()"),
+        (lambda: sp.sparsemap([1.0], sp.OneOf(1)), TypeError, "scores must be a torch.Tensor"),  # type: ignore[arg-type]
+        (lambda: sp.sparsemap(X, 3), TypeError, "structure must be an AbstractStructure such as OneOf"),  # type: ignore[arg-type]
+        (lambda: sp.OneOf(0), ValueError, "n must be at least 1, got 0: a structure without assignments"),
+        (lambda: sp.OneOf(2.0), TypeError, "n must be an int, got float"),  # type: ignore[arg-type]
+        (lambda: sp.topk_sparsemax(X, sp.OneOf(3), 0), ValueError, "k must be at least 1, got 0"),
+        (lambda: sp.topk_sparsemax(X, sp.OneOf(3), 1.0), TypeError, "k must be an int, got float"),  # type: ignore[arg-type]
+        (
+            lambda: sp.sparsemap(torch.tensor([[torch.nan, 1.0], [0.0, 1.0], [-torch.inf] * 2]), sp.OneOf(2)),
+            ValueError,
+            "every row a distribution; row 0 has a NaN, row 2 allows nothing (of 3)",
+        ),
+        (
+            lambda: sp.topk_sparsemax(torch.full((9, 2), -torch.inf), sp.OneOf(2), 1),
+            ValueError,
+            "row 4 allows nothing and 4 more (of 9)",
+        ),
+    ],
+)
+def test_bad_input_is_named(call: Callable[[], Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as caught:
+        call()
+    assert message in str(caught.value)
