@@ -6,9 +6,9 @@ import math
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
 
 from sparsum.distribution import SparseDistribution
+from sparsum.distribution._packing import validates
 from sparsum.simplex import sparsemax
 from sparsum.simplex._blocks import support
 from sparsum.simplex._packed import packed_sparsemax
@@ -35,7 +35,7 @@ def sparsemap(
     Args:
         scores: one score per part of the structure; -inf forbids.
         structure: the set of assignments; `OneOf` so far.
-        validate_args: whether to raise on rows that have no distribution; by default torch's setting for distributions.
+        validate_args: whether to raise on rows that have no distribution; by default True.
 
     Returns:
         The distribution, differentiable in the scores, with probabilities in their dtype.
@@ -53,7 +53,7 @@ def sparsemap(
         raise TypeError(f"sparsemap has a solver for OneOf only, got {structure!r}; topk_sparsemax takes any with a topk")
     rows, batch_shape = _rows(scores, structure)
     packed, probs, n_empty = packed_sparsemax(rows)
-    if n_empty and _validates(validate_args):
+    if n_empty and validates(validate_args):
         _raise_bad_rows(packed.segments.lengths == 0, rows)
     atoms = packed.flat % structure.n
     return SparseDistribution._from_segments(
@@ -84,7 +84,7 @@ def topk_sparsemax(
         scores: one score per part of the structure; -inf forbids.
         structure: any structure with a `topk`.
         k: the largest number of atoms per row, at least 1.
-        validate_args: whether to raise on rows that have no distribution; by default torch's setting for distributions.
+        validate_args: whether to raise on rows that have no distribution; by default True.
 
     Returns:
         The distribution, differentiable in the scores, atoms in order of their probability.
@@ -111,7 +111,7 @@ def topk_sparsemax(
     probs = sparsemax(structure.score(rows, atoms, row).reshape(n_rows, n_best))
     packed, n_empty = support(probs.detach())
     lengths = packed.segments.lengths
-    if n_empty and _validates(validate_args):
+    if n_empty and validates(validate_args):
         _raise_bad_rows(lengths == 0, rows)
     is_all = n_best < k or structure.log_count() <= math.log(n_best) + 1e-9
     return SparseDistribution._from_segments(
@@ -135,10 +135,6 @@ def _rows(scores: Tensor, structure: AbstractStructure) -> tuple[Tensor, torch.S
     structure.check_scores(scores)
     n_batch = scores.ndim - structure.score_ndim
     return scores.reshape(-1, *scores.shape[n_batch:]), scores.shape[:n_batch]
-
-
-def _validates(validate_args: bool | None) -> bool:
-    return bool(Distribution._validate_args) if validate_args is None else validate_args
 
 
 def _raise_bad_rows(is_bad: Tensor, rows: Tensor) -> None:

@@ -14,6 +14,14 @@ from sparsum.simplex._blocks import support
 _SHOWN_ROWS = 5
 
 
+def validates(validate_args: bool | None) -> bool:
+    """The flag, by default True.
+
+    Torch's own default for distributions is of no use here: its compiler switches that off for the whole process.
+    """
+    return __debug__ if validate_args is None else validate_args
+
+
 def n_rows_of(atoms: Tensor, probs: Tensor, row: Tensor, batch_shape: Sequence[int] | None) -> int:
     """The number of rows, after a check of shapes and dtypes."""
     for name, value in (("atoms", atoms), ("probs", probs), ("row", row)):
@@ -54,7 +62,7 @@ def check_packed(atoms: Tensor, probs: Tensor, row: Tensor, n_rows: int) -> tupl
 def pack_dense(
     probs: Tensor,  # shape: (*batch, n)
     *,
-    validates: bool,
+    checks: bool,
 ) -> tuple[Tensor, Tensor, Segments]:
     """Indices of the positive entries, their probabilities, and their segments."""
     if not isinstance(probs, Tensor):
@@ -68,7 +76,7 @@ def pack_dense(
     total = fixed.sum(-1, dtype=torch.float64)
     is_bad = ~((total - 1).abs() <= _tolerance(probs)) | (fixed.amin(-1) < 0)
     packed, n_bad = support(fixed, is_bad)
-    if validates and n_bad:
+    if checks and n_bad:
         _raise_bad_rows(is_bad, total)
     return packed.flat % probs.shape[-1], rows.reshape(-1).index_select(0, packed.flat), packed.segments
 

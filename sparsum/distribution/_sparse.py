@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from sparsum.distribution._expectation import Loss, expect
-from sparsum.distribution._packing import check_packed, n_rows_of, pack_dense
+from sparsum.distribution._packing import check_packed, n_rows_of, pack_dense, validates
 from sparsum.segments import Segments
 from sparsum.structures import AbstractStructure, OneOf
 
@@ -39,7 +39,7 @@ class SparseDistribution(Distribution):
         batch_shape: the shape of the batch; by default one dimension, as many as the rows.
         structure: what the atoms are assignments of; None if they are their own vectors.
         is_exact: one boolean per row, whether nothing was cut off; by default True.
-        validate_args: whether to check the values, at the price of one wait for the device.
+        validate_args: whether to check the values, at the price of one wait for the device; by default True.
 
     Raises:
         TypeError: on wrong dtypes.
@@ -64,7 +64,7 @@ class SparseDistribution(Distribution):
         shape = torch.Size([n_rows] if batch_shape is None else batch_shape)
         if is_exact is not None and is_exact.shape != shape:
             raise ValueError(f"is_exact must have the batch's shape {tuple(shape)}, got {tuple(is_exact.shape)}")
-        if _validates(validate_args):
+        if validates(validate_args):
             atoms, probs, row = check_packed(atoms, probs, row, n_rows)
         self._assign(atoms, probs, Segments.from_row(row, n_rows), shape, structure, is_exact, validate_args)
 
@@ -83,7 +83,7 @@ class SparseDistribution(Distribution):
         self.is_exact = torch.ones(batch_shape, dtype=torch.bool, device=probs.device) if is_exact is None else is_exact
         self._segments = segments
         super().__init__(batch_shape, atoms.shape[1:], validate_args=False)
-        self._validate_args = _validates(validate_args)
+        self._validate_args = validates(validate_args)
 
     @classmethod
     def _from_segments(
@@ -114,7 +114,7 @@ class SparseDistribution(Distribution):
         >>> SparseDistribution.from_dense(torch.tensor([[0.0, 0.25, 0.75], [1.0, 0.0, 0.0]])).atoms
         tensor([1, 2, 0])
         """
-        atoms, packed_probs, segments = pack_dense(probs, validates=_validates(validate_args))
+        atoms, packed_probs, segments = pack_dense(probs, checks=validates(validate_args))
         return cls._from_segments(
             atoms, packed_probs, segments, probs.shape[:-1], OneOf(probs.shape[-1]), validate_args=validate_args
         )
@@ -276,8 +276,3 @@ class SparseDistribution(Distribution):
 def log_of(probs: Tensor) -> Tensor:
     """Logarithm with a finite value and gradient at 0."""
     return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
-
-
-def _validates(validate_args: bool | None) -> bool:
-    """The flag, or torch's default, which `Distribution.set_default_validate_args` changes."""
-    return bool(Distribution._validate_args) if validate_args is None else validate_args
