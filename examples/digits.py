@@ -1,11 +1,12 @@
 """Three ways to train a categorical latent variable, side by side, on scikit-learn's digits.
 
-The model explains an 8 x 8 image by one of 64 prototypes: an encoder scores the prototypes, a decoder turns a prototype into
-pixel probabilities. The loss needs a sum over all 64 under the posterior. It is computed
+The model explains an 8 x 8 image by one of 64 prototypes and a style of two numbers. An encoder scores the prototypes and
+gives the style; a decoder turns a prototype *and* the style of the image into pixel probabilities, so that a sum over the
+prototypes needs a decoder call for each of them and each image. It is computed
 
 - exactly over the few prototypes that sparsemax keeps (``sparse``),
 - exactly over all of them under softmax (``dense``),
-- by one sample from softmax and the score function, REINFORCE, with the mean loss as baseline (``sampled``).
+- by one sample from softmax and the score function, REINFORCE, with the batch's mean loss as baseline (``sampled``).
 
 Run it with ``python -m examples.digits``.
 """
@@ -13,7 +14,6 @@ Run it with ``python -m examples.digits``.
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from rich.progress import Progress
 from rich.table import Table
 from sklearn.datasets import load_digits
 from torch import Tensor
-from torch.distributions import Categorical
+from torch.distributions import Categorical, kl_divergence
 
 import sparsum as sp
 
@@ -44,20 +44,21 @@ class Args:
 
 
 class Model(torch.nn.Module):
-    """A mixture of prototypes with an encoder."""
+    """Prototypes with a style, and an encoder of both."""
 
     def __init__(self, n_prototypes: int) -> None:
         super().__init__()
-        self.n_prototypes = n_prototypes
+        self.prior = sp.UniformOver(sp.OneOf(n_prototypes))
         self.encoder = torch.nn.Sequential(
             torch.nn.Linear(N_PIXELS, 128), torch.nn.ReLU(), torch.nn.Linear(128, n_prototypes)
         )
+        self.style = torch.nn.Sequential(torch.nn.Linear(N_PIXELS, 2), torch.nn.Tanh())
         self.prototypes = torch.nn.Parameter(torch.randn(n_prototypes, 128))
-        self.decoder = torch.nn.Sequential(torch.nn.Linear(128, 256), torch.nn.ReLU(), torch.nn.Linear(256, N_PIXELS))
+        self.decoder = torch.nn.Sequential(torch.nn.Linear(130, 256), torch.nn.ReLU(), torch.nn.Linear(256, N_PIXELS))
 
-    def distortion(self, x: Tensor, z: Tensor) -> Tensor:
-        """Negative log-likelihood of images ``x`` (n, 64) under prototypes ``z`` (n,), in nats per pixel."""
-        logits = self.decoder(sp.embed(z, self.prototypes))
+    def distortion(self, x: Tensor, style: Tensor, z: Tensor) -> Tensor:
+        """Negative log-likelihood of images ``x`` (n, 64), per pixel, given their style (n, 2) and prototypes ``z`` (n,)."""
+        logits = self.decoder(torch.cat([sp.embed(z, self.prototypes), style], -1))
         return torch.nn.functional.binary_cross_entropy_with_logits(logits, x, reduction="none").mean(-1)
 
 
@@ -70,26 +71,31 @@ class Step:
     calls: Tensor  # shape: (batch,)
 
 
+def exact_step(model: Model, x: Tensor, q: sp.SparseDistribution) -> Step:
+    """The exact sum over the atoms of the posterior."""
+    style = model.style(x)
+    rate = kl_divergence(q, model.prior) / N_PIXELS
+    loss = q.expect(lambda z, row: model.distortion(x[row], style[row], z)) + rate
+    return Step(loss.mean(), loss, q.n_atoms_per_row)
+
+
 def sparse_step(model: Model, x: Tensor, generator: torch.Generator) -> Step:
     """The exact sum over the support of sparsemax."""
-    q = sp.sparsemap(model.encoder(x), sp.OneOf(model.n_prototypes))
-    loss = q.expect(lambda z, row: model.distortion(x[row], z)) + (math.log(model.n_prototypes) - q.entropy()) / N_PIXELS
-    return Step(loss.mean(), loss, q.n_atoms_per_row)
+    scores = model.encoder(x)
+    return exact_step(model, x, sp.sparsemap(scores, sp.OneOf(scores.shape[-1])))
 
 
 def dense_step(model: Model, x: Tensor, generator: torch.Generator) -> Step:
     """The exact sum over all prototypes."""
-    q = sp.SparseDistribution.from_dense(torch.softmax(model.encoder(x), -1))
-    loss = q.expect(lambda z, row: model.distortion(x[row], z)) + (math.log(model.n_prototypes) - q.entropy()) / N_PIXELS
-    return Step(loss.mean(), loss, q.n_atoms_per_row)
+    return exact_step(model, x, sp.SparseDistribution.from_dense(torch.softmax(model.encoder(x), -1)))
 
 
 def sampled_step(model: Model, x: Tensor, generator: torch.Generator) -> Step:
     """One sample and the score function."""
     q = Categorical(logits=model.encoder(x))
     z = torch.multinomial(q.probs, 1, generator=generator).squeeze(-1)
-    distortion = model.distortion(x, z)
-    rate = (math.log(model.n_prototypes) - q.entropy()) / N_PIXELS
+    distortion = model.distortion(x, model.style(x), z)
+    rate = (model.prior.entropy() - q.entropy()) / N_PIXELS
     advantage = (distortion - distortion.mean()).detach()
     objective = distortion + rate + advantage * q.log_prob(z)
     return Step(objective.mean(), distortion + rate, torch.ones(len(x)))
@@ -126,19 +132,30 @@ def train(method: str, args: Args, report: Callable[[int, Step], None]) -> Model
     return model
 
 
-@torch.no_grad()
-def evaluate(model: Model, method: str, seed: int) -> tuple[float, float, float]:
-    """Loss, accuracy in percent, and decoder calls on the test images.
+@dataclass(frozen=True)
+class Result:
+    """What a trained model does on the test images."""
 
-    Nobody told the model about labels: each prototype is named after the digit that it explains most often in training.
+    loss: float
+    accuracy: float  # percent
+    calls: float  # decoder calls per image
+    n_used: int  # prototypes that are the best for some training image
+
+
+@torch.no_grad()
+def evaluate(model: Model, method: str, seed: int) -> Result:
+    """Measure a model.
+
+    Nobody told it about labels: each prototype is named after the digit that it explains most often in training.
     """
     images, labels = load()
     step = METHODS[method](model, images[N_TRAIN:], torch.Generator().manual_seed(seed))
-    votes = torch.zeros(model.n_prototypes, 10)
-    votes.index_put_((model.encoder(images[:N_TRAIN]).argmax(-1), labels[:N_TRAIN]), torch.ones(N_TRAIN), accumulate=True)
-    guesses = votes.argmax(-1)[model.encoder(images[N_TRAIN:]).argmax(-1)]
-    accuracy = (guesses == labels[N_TRAIN:]).float().mean()
-    return step.loss.mean().item(), 100 * accuracy.item(), step.calls.float().mean().item()
+    best = model.encoder(images).argmax(-1)
+    votes = torch.zeros(len(model.prototypes), 10)
+    votes.index_put_((best[:N_TRAIN], labels[:N_TRAIN]), torch.ones(N_TRAIN), accumulate=True)
+    accuracy = (votes.argmax(-1)[best] == labels)[N_TRAIN:].float().mean()
+    n_used = int((votes.sum(-1) > 0).sum())
+    return Result(step.loss.mean().item(), 100 * accuracy.item(), step.calls.float().mean().item(), n_used)
 
 
 def main() -> None:
@@ -153,7 +170,14 @@ def main() -> None:
 
     console = Console()
     table = Table(title=f"{args.prototypes} prototypes, {args.epochs} epochs, on the 300 test images")
-    for column in ("method", "loss (nats/pixel)", "accuracy (%)", "decoder calls per image", "training (s)"):
+    for column in (
+        "method",
+        "loss (nats/pixel)",
+        "accuracy (%)",
+        "decoder calls per image",
+        "prototypes used",
+        "training (s)",
+    ):
         table.add_column(column, justify="left" if column == "method" else "right")
     with Progress(console=console) as progress:
         for method in METHODS:
@@ -166,8 +190,9 @@ def main() -> None:
             start = time.perf_counter()
             model = train(method, args, report)
             seconds = time.perf_counter() - start
-            loss, accuracy, calls = evaluate(model, method, args.seed)
-            table.add_row(method, f"{loss:.4f}", f"{accuracy:.1f}", f"{calls:.2f}", f"{seconds:.1f}")
+            result = evaluate(model, method, args.seed)
+            numbers = f"{result.loss:.4f}", f"{result.accuracy:.1f}", f"{result.calls:.2f}", f"{result.n_used}"
+            table.add_row(method, *numbers, f"{seconds:.1f}")
     console.print(table)
 
 

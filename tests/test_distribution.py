@@ -153,7 +153,7 @@ def test_chunks_replay_their_noise_in_backward() -> None:
         noises: list[Tensor] = []
         source = generator if given_generator else None
         loss = functools.partial(noisy_loss, weight, source, noises)
-        value = q.expect(loss, chunk_size=3, generators=[generator] if given_generator else [])
+        value = q.expect(loss, chunk_size=3, generators=generator if given_generator else ())
         state = generator.get_state()
         first_noise = torch.cat(noises)
         (gradient,) = torch.autograd.grad(value.sum(), weight)
@@ -255,8 +255,19 @@ def test_infinite_where_the_prior_has_no_mass() -> None:
         assert kl_divergence(q, p).tolist() == [torch.inf, 0.0]
 
 
+def test_a_single_distribution_without_a_batch() -> None:
+    q = sp.sparsemap(torch.tensor([1.0, 0.8, -0.5]), sp.OneOf(3))
+    assert q.batch_shape == ()
+    torch.testing.assert_close(q.expect(lambda z, row: z.float()), torch.tensor(0.4))
+    torch.testing.assert_close(q.expect(lambda z, row: z.float(), chunk_size=1), torch.tensor(0.4))
+    assert q.sample((4,)).shape == (4,)
+    assert q.mode == 0
+
+
 def test_divergences_that_make_no_sense_say_so() -> None:
     q = bits()
+    with pytest.raises(ValueError, match="Categorical over 8 categories"):
+        kl_divergence(sp.SparseDistribution.from_dense(torch.eye(3)), Categorical(logits=torch.zeros(8)))
     with pytest.raises(ValueError, match="only a distribution over category indices"):
         kl_divergence(q, Categorical(torch.ones(3)))
     with pytest.raises(NotImplementedError, match="Independent"):

@@ -39,8 +39,8 @@ def test_the_demo_learns(method: str) -> None:
     args = digits.Args(epochs=3)
     model = digits.train(method, args, lambda epoch, step: losses.append(step.loss.mean().item()))
     assert losses[-1] < losses[0]
-    loss, accuracy, calls = digits.evaluate(model, method, seed=0)
-    assert loss < 0.6
-    assert 0 <= accuracy <= 100
-    assert calls == {"dense": 64, "sampled": 1}.get(method, calls)
-    assert calls >= 1
+    result = digits.evaluate(model, method, seed=0)
+    assert result.loss < 0.6
+    assert result.accuracy > 15  # chance is 10
+    assert result.calls == {"dense": 64, "sampled": 1}.get(method, result.calls)
+    assert result.calls >= 1

@@ -90,6 +90,21 @@ def test_ignored_rows_have_no_gradient_and_do_not_divide_by_zero() -> None:
     assert sp.sparsemax_loss(x, torch.tensor([-100, -100])) == 0
 
 
+def test_rounding_does_not_make_a_loss_negative() -> None:
+    x = torch.tensor([[3.322594404220581, 1.326801061630249, -3.8363142013549805]])
+    assert sp.entmax15_loss(x, torch.tensor([0])) >= 0
+    x = 4 * torch.randn(5000, 5, generator=torch.Generator().manual_seed(0))
+    for alpha in ALPHAS:
+        assert (sp.entmax_loss(x, x.argmax(-1), alpha, reduction="none") >= 0).all()
+
+
+def test_a_nan_in_an_ignored_row_is_ignored() -> None:
+    x = torch.tensor([[torch.nan, 0.0], [0.0, 1.0]], requires_grad=True)
+    sp.sparsemax_loss(x, torch.tensor([-100, 1])).backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+
+
 def test_forbidden_classes() -> None:
     x = torch.tensor([[0.3, -torch.inf, 0.0]], requires_grad=True)
     loss = sp.sparsemax_loss(x, torch.tensor([0]))
@@ -121,7 +136,11 @@ X = torch.zeros(2, 3)
             "must have shape (2,) for x of shape (2, 3), got (1,)",
         ),
         (lambda: sp.sparsemax_loss(X, torch.zeros(2)), ValueError, "must have the shape of x, (2, 3), got (2,)"),
-        (lambda: sp.sparsemax_loss(X, torch.tensor([0, 3])), ValueError, "class indices from 0 to 2"),
+        (
+            lambda: sp.sparsemax_loss(X, torch.tensor([0, 3])),
+            ValueError,
+            "class indices from 0 to 2 or ignore_index=-100, got [3]",
+        ),
         (lambda: sp.sparsemax_loss(X, torch.tensor([0, -1])), ValueError, "or ignore_index=-100"),
         (lambda: sp.sparsemax_loss(X, torch.ones(2, 3)), ValueError, "rows that sum to 1"),
         (lambda: sp.sparsemax_loss(X, torch.ones(2, 3) > 0), TypeError, "got torch.bool"),

@@ -15,6 +15,7 @@ from torch.distributions import Bernoulli, Categorical, Independent, register_kl
 
 from sparsum.distribution._sparse import SparseDistribution, log_of
 from sparsum.distribution._uniform import UniformOver
+from sparsum.structures import OneOf
 
 Other = TypeVar("Other", Categorical, Independent[Any], SparseDistribution)
 
@@ -30,10 +31,13 @@ def _to_uniform(q: SparseDistribution, p: UniformOver) -> Tensor:
 def _to_categorical(q: SparseDistribution, p: Categorical) -> Tensor:
     if q.event_shape or q.atoms.is_floating_point():
         raise ValueError(f"only a distribution over category indices has a divergence to a Categorical, got {q!r}")
+    n = p.param_shape[-1]
+    if isinstance(q.structure, OneOf) and q.structure.n != n:
+        raise ValueError(f"a distribution over {q.structure!r} has no divergence to a Categorical over {n} categories")
     q, p = _broadcast(q, p)
     # Torch clamps the logits of given probabilities; their own logarithms know a true 0.
     is_given_probs = p._param is p.__dict__.get("probs")
-    log_probs = (p.probs.log() if is_given_probs else p.logits).reshape(-1, p.param_shape[-1])
+    log_probs = (p.probs.log() if is_given_probs else p.logits).reshape(-1, n)
     return _sum_of_differences(q, log_probs[q.row, q.atoms])
 
 

@@ -33,7 +33,7 @@ def expect(
 
     def average(value: Tensor) -> Tensor:
         weights = probs.reshape(-1, *[1] * (value.ndim - 1))
-        return segments.sum(weights * value).reshape(*batch_shape, *value.shape[1:])
+        return segments.sum(weights * value).reshape(batch_shape + value.shape[1:])
 
     return map_tensors(average, values)
 

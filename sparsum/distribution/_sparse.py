@@ -136,7 +136,9 @@ class SparseDistribution(Distribution):
             return constraints.integer_interval(0, self.structure.n - 1)
         return constraints.independent(constraints.real, len(self.event_shape))
 
-    def expect(self, loss: Loss, *, chunk_size: int | None = None, generators: Sequence[torch.Generator] = ()) -> Any:
+    def expect(
+        self, loss: Loss, *, chunk_size: int | None = None, generators: torch.Generator | Sequence[torch.Generator] = ()
+    ) -> Any:
         """The exact expectation of a loss, differentiable in the probabilities and in all that the loss closes over.
 
         Args:
@@ -144,9 +146,11 @@ class SparseDistribution(Distribution):
                 tensor with a leading dimension of n, or a nested dict, list or tuple of such. In a batch of several
                 dimensions, row counts the flattened batch: index ``x.flatten(0, 1)[row]``.
             chunk_size: at most this many atoms at a time, with the intermediate results computed again in backward, so
-                that the memory is that of one chunk and of the returned values.
-            generators: those that the loss draws noise from. With ``chunk_size``, backward sees the noise of its own
-                forward from them and from torch's global generators; different chunk sizes draw different noise.
+                that the memory is that of one chunk and of the returned values. The loss is then called twice per chunk,
+                which counts for modules that keep statistics.
+            generators: with ``chunk_size``, all generators that the loss draws noise from, other than torch's global ones.
+                Backward then sees the noise of its own forward; from a generator that is not named it would see new noise,
+                and its gradient would be wrong. Different chunk sizes draw different noise.
 
         Returns:
             The expectation per batch element: for each returned tensor of shape (n, *rest), one of (*batch_shape, *rest).
@@ -157,6 +161,8 @@ class SparseDistribution(Distribution):
         """
         if chunk_size is not None and (isinstance(chunk_size, bool) or not isinstance(chunk_size, int)):
             raise TypeError(f"chunk_size must be an int or None, got {type(chunk_size).__name__}")
+        if isinstance(generators, torch.Generator):
+            generators = (generators,)
         if chunk_size is not None and chunk_size < 1:
             raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
         return expect(loss, self.atoms, self.probs, self._segments, self.batch_shape, chunk_size, generators)

@@ -28,7 +28,9 @@ _REDUCTIONS = ("none", "mean", "sum")
 
 
 def sparsemax_loss(x: Tensor, target: Tensor, *, reduction: str = "mean", ignore_index: int = -100) -> Tensor:
-    """Fenchel-Young loss of `sparsemax`, the counterpart of `torch.nn.functional.cross_entropy`.
+    """Fenchel-Young loss of `sparsemax`: what cross-entropy is for softmax.
+
+    The classes are the last dimension of ``x``, however many there are.
 
     >>> x = torch.tensor([[2.0, 0.5, 0.0], [0.4, 0.0, 0.0]])
     >>> sparsemax_loss(x, torch.tensor([0, 0]), reduction="none")
@@ -90,21 +92,27 @@ def entmax_loss(
     check_scores(x)
     alpha = rows_of_alpha(alpha, x, x.ndim - 1)
     scores = x.to(compute_dtype(x))
-    peak = scores.detach().amax(-1, keepdim=True)
-    scores = scores - torch.where(peak == -torch.inf, 0.0, peak)  # the loss does not change, its rounding does
-    conjugate = _conjugate(scores, alpha)
     if target.is_floating_point():
         _check_probability_target(x, target)
-        target = target.to(scores.dtype)
-        # 0 * -inf: a target of 0 on a forbidden class costs nothing
-        gain = torch.where(target == 0, 0.0, target * scores).sum(-1)
-        loss = conjugate - gain - tsallis_entropy(target, alpha)
-        is_counted = torch.ones_like(loss, dtype=torch.bool)
+        is_counted = torch.ones_like(x[..., 0], dtype=torch.bool)
     else:
         is_counted = _check_class_target(x, target, ignore_index)
-        chosen = torch.where(is_counted, target, 0).long().unsqueeze(-1)
-        loss = torch.where(is_counted, conjugate - scores.gather(-1, chosen).squeeze(-1), 0.0)
-    return _reduce(loss, is_counted, reduction).to(x.dtype)
+        scores = torch.where(is_counted.unsqueeze(-1), scores, 0.0)  # a NaN in a row that is ignored is ignored too
+    peak = scores.detach().amax(-1, keepdim=True)
+    scores = scores - torch.where(peak == -torch.inf, 0.0, peak)  # the loss does not change, its rounding does
+    loss = _conjugate(scores, alpha) - _gain(scores, target, alpha, is_counted)
+    loss = loss - loss.detach().clamp_max(0.0)  # lift what rounding put below 0, without cutting off the gradient
+    return _reduce(torch.where(is_counted, loss, 0.0), is_counted, reduction).to(x.dtype)
+
+
+def _gain(scores: Tensor, target: Tensor, alpha: Alpha, is_counted: Tensor) -> Tensor:
+    """The score of the target plus its entropy, per row."""
+    if target.is_floating_point():
+        target = target.to(scores.dtype)
+        # 0 * -inf: a target of 0 on a forbidden class costs nothing
+        return torch.where(target == 0, 0.0, target * scores).sum(-1) + tsallis_entropy(target, alpha)
+    chosen = torch.where(is_counted, target, 0).long().unsqueeze(-1)
+    return scores.gather(-1, chosen).squeeze(-1)
 
 
 def _conjugate(scores: Tensor, alpha: Alpha) -> Tensor:
@@ -187,7 +195,8 @@ def _check_class_target(x: Tensor, target: Tensor, ignore_index: int) -> Tensor:
     is_counted = target != ignore_index
     n = x.shape[-1]
     if can_look_at(target) and bool((is_counted & ((target < 0) | (target >= n))).any()):
-        raise ValueError(f"target must hold class indices from 0 to {n - 1} or ignore_index={ignore_index}, got {target}")
+        wrong = target[is_counted & ((target < 0) | (target >= n))].unique().tolist()
+        raise ValueError(f"target must hold class indices from 0 to {n - 1} or ignore_index={ignore_index}, got {wrong}")
     return is_counted
 
 

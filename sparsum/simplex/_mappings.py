@@ -36,7 +36,8 @@ def sparsemax(x: Tensor, dim: int = -1, *, k: int | None = None, mask: Tensor | 
             Entries of +inf share the mass of their row. A NaN makes its own row NaN.
         dim: the dimension that sums to 1.
         k: the largest number of non-zeros.
-        mask: True where an entry is allowed, broadcast to the shape of ``x``; the others get exactly 0.
+        mask: True where an entry is allowed, broadcast to the shape of ``x``; the others get exactly 0. (The opposite of
+            a ``key_padding_mask``.) A large negative score is no mask: a row of nothing else would be uniform.
 
     Returns:
         Probabilities in the shape and dtype of ``x``, computed in float32 or better.
@@ -92,7 +93,9 @@ def entmax(x: Tensor, alpha: float | Tensor, dim: int = -1, *, mask: Tensor | No
     .. math:: \operatorname{entmax}_\alpha(x) = \arg\max_{p \in \triangle} p^\top x
               + \frac{1}{\alpha (\alpha - 1)} \sum_i (p_i - p_i^\alpha) = [(\alpha - 1) x - \tau]_+^{1 / (\alpha - 1)}
 
-    A tensor ``alpha`` receives a gradient, at 1 too, so that the sparsity of each row can be learned.
+    A tensor ``alpha`` receives a gradient, at 1 too, so that the sparsity of each row can be learned. For attention scores
+    of shape (batch, heads, queries, keys), one alpha per head is best given with all dimensions, (1, heads, 1, 1), and kept
+    above 1 as, say, ``1 + torch.sigmoid(parameter)``.
 
     >>> x = torch.tensor([[1.0, 0.8, 0.0], [1.0, 0.8, 0.0]])
     >>> entmax(x, torch.tensor([1.25, 2.0]))
