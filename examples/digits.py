@@ -172,9 +172,9 @@ def main() -> None:
     table = Table(title=f"{args.prototypes} prototypes, {args.epochs} epochs, on the 300 test images")
     for column in (
         "method",
-        "loss (nats/pixel)",
+        "nats/pixel",
         "accuracy (%)",
-        "decoder calls per image",
+        "calls/image",
         "prototypes used",
         "training (s)",
     ):

@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 def test_the_readme_runs() -> None:
     text = (ROOT / "README.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     assert text[: text.index("```python")].count("\n") < 30
     names: dict[str, object] = {}
     for block in blocks:
@@ -35,12 +35,11 @@ def test_the_numbers_in_the_readme() -> None:
 
 @pytest.mark.parametrize("method", digits.METHODS)
 def test_the_demo_learns(method: str) -> None:
-    losses = []
-    args = digits.Args(epochs=3)
-    model = digits.train(method, args, lambda epoch, step: losses.append(step.loss.mean().item()))
-    assert losses[-1] < losses[0]
+    epochs = []
+    model = digits.train(method, digits.Args(epochs=3), lambda epoch, step: epochs.append(epoch))
+    assert epochs == [0, 1, 2]
     result = digits.evaluate(model, method, seed=0)
-    assert result.loss < 0.6
+    assert result.loss < 0.5  # before training it is log 2
     assert result.accuracy > 15  # chance is 10
     assert result.calls == {"dense": 64, "sampled": 1}.get(method, result.calls)
     assert result.calls >= 1

@@ -14,8 +14,7 @@ from sparsum.structures import AbstractStructure
 class UniformOver(Distribution):
     r"""Every assignment of a structure with the same probability: the usual prior of a discrete latent variable.
 
-    It needs nothing but the number of assignments, so :math:`2^{128}` bit vectors are no trouble:
-    :math:`\mathrm{KL}(q \Vert u) = \log |Z| - H(q)`.
+    It needs nothing but the number of assignments, however many: :math:`\mathrm{KL}(q \Vert u) = \log |Z| - H(q)`.
 
     >>> import sparsum as sp
     >>> q = sp.sparsemap(torch.tensor([[1.0, 1.0, -5.0, -5.0]]), sp.OneOf(4))

@@ -18,6 +18,30 @@ class AbstractStructure(ABC):
     vector. A structure says how to find the atom with the best score (`argmax`), the k best ones (`topk`), and the vectors
     behind atoms (`vectors`). It knows nothing of probabilities.
 
+    A score of -inf forbids: mind that 0 * -inf is NaN, which the `torch.where` below avoids. Two structures that hold the
+    same assignments should be equal, which a frozen dataclass gives for free.
+
+    >>> import dataclasses, math
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class AtMostOne(AbstractStructure):  # of n bits
+    ...     n: int
+    ...     def argmax(self, scores):
+    ...         return self.topk(scores, 1)[..., 0, :]
+    ...     def topk(self, scores, k):
+    ...         members = torch.cat([torch.zeros(1, self.n), torch.eye(self.n)])
+    ...         values = torch.where(members > 0, scores.unsqueeze(-2), 0.0).sum(-1)
+    ...         return members[values.topk(min(k, self.n + 1)).indices]
+    ...     def log_count(self):
+    ...         return math.log(self.n + 1)
+    >>> import sparsum as sp
+    >>> q = sp.topk_sparsemax(torch.tensor([[0.5, -torch.inf, 0.2]]), AtMostOne(3), k=4)
+    >>> q.atoms
+    tensor([[1., 0., 0.],
+            [0., 0., 1.],
+            [0., 0., 0.]])
+    >>> q.probs
+    tensor([0.6000, 0.3000, 0.1000])
+
     Batches: `argmax` and `topk` take scores of shape (*batch, *score_shape). The other methods take atoms that are packed,
     of shape (n_atoms, *event_shape), with the row of each.
     """
