@@ -4,6 +4,8 @@ The way in is `sparsemap`, which turns scores into a `SparseDistribution`, and i
 the few assignments that have mass. `sparsemax`, `entmax15` and `entmax` are drop-ins for `torch.softmax`.
 """
 
+from sparsum import solvers as solvers
+from sparsum import testing as testing
 from sparsum.distribution import SparseDistribution as SparseDistribution
 from sparsum.distribution import UniformOver as UniformOver
 from sparsum.simplex import Entmax as Entmax
@@ -19,9 +21,18 @@ from sparsum.simplex import entmax15_loss as entmax15_loss
 from sparsum.simplex import entmax_loss as entmax_loss
 from sparsum.simplex import sparsemax as sparsemax
 from sparsum.simplex import sparsemax_loss as sparsemax_loss
+from sparsum.solvers import NotConverged as NotConverged
 from sparsum.sparsemap import sparsemap as sparsemap
 from sparsum.sparsemap import topk_sparsemax as topk_sparsemax
 from sparsum.structures import AbstractStructure as AbstractStructure
+from sparsum.structures import Bits as Bits
+from sparsum.structures import Budget as Budget
+from sparsum.structures import Enumerated as Enumerated
+from sparsum.structures import Groups as Groups
+from sparsum.structures import Matching as Matching
 from sparsum.structures import OneOf as OneOf
+from sparsum.structures import Sequence as Sequence
+from sparsum.structures import Subset as Subset
+from sparsum.structures import Tree as Tree
 
 __version__ = "0.1.0"

@@ -15,6 +15,9 @@ from torch import Tensor
 
 __all__ = ["Segments"]
 
+# Rows of more entries than this on average count as long.
+_LONG = 64
+
 
 @dataclass(frozen=True)
 class Segments:
@@ -86,7 +89,12 @@ class Segments:
 
 
 def _reduce(values: Tensor, row: Tensor, lengths: Tensor) -> Tensor:
-    """Sum sorted rows with whichever deterministic routine is the fastest for this device and shape."""
+    """Sum sorted rows with whichever deterministic routine is the fastest for this device and shape.
+
+    They add one entry after the other, so long rows are added in float64 to keep their digits.
+    """
+    if values.dtype == torch.float32 and (values.ndim == 1 or len(values) > _LONG * len(lengths)):
+        return _reduce(values.double(), row, lengths).float()
     if values.ndim == 1 or values.is_cuda:
         return torch.segment_reduce(values, "sum", lengths=lengths, unsafe=True, initial=0.0)
     # On the CPU, adding one entry after the other is deterministic and, for wide entries, several times faster.

@@ -5,68 +5,76 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
 
 from sparsum.distribution import SparseDistribution
-from sparsum.distribution._packing import validates
 from sparsum.simplex import sparsemax
 from sparsum.simplex._blocks import support
-from sparsum.simplex._packed import packed_sparsemax
-from sparsum.structures import AbstractStructure, OneOf
+from sparsum.solvers import AbstractSolver
+from sparsum.solvers._default import default_solver
+from sparsum.solvers._rows import raise_bad_rows
+from sparsum.structures import AbstractStructure
+from sparsum.structures._parts import Scores, flatten_parts, tensors_of
 
 
 def sparsemap(
-    scores: Tensor,  # shape: (*batch, *score_shape)
+    scores: Scores,  # shape: (*batch, *score_shape)
     structure: AbstractStructure,
     *,
-    validate_args: bool | None = None,
+    solver: AbstractSolver | None = None,
 ) -> SparseDistribution:
     r"""The sparse distribution whose mean vector is closest to the scores.
 
     .. math:: \arg\min_{\xi \in \triangle} \Bigl\lVert \sum_{z \in Z} \xi(z) a_z - t \Bigr\rVert^2
 
-    Over `OneOf(n)` this is `sparsemax`, handed out as atoms and probabilities, and the solution is unique.
+    The mean vector ``q.mean`` is unique; the distribution that has it as its mean is not, except over `OneOf`, where it is
+    `sparsemax`. Which one comes out, and with it the expectation of a loss, depends on the solver: see
+    `sparsum.solvers.Nested`, `sparsum.solvers.Systematic` and `sparsum.solvers.ActiveSet`.
 
     >>> import sparsum as sp
     >>> q = sp.sparsemap(torch.tensor([[1.0, 0.8, -0.5]]), sp.OneOf(3))
     >>> q.atoms, q.probs
     (tensor([0, 1]), tensor([0.6000, 0.4000]))
+    >>> q = sp.sparsemap(torch.tensor([[0.5, -0.5]]), sp.Bits(2))
+    >>> q.mean
+    tensor([[0.7500, 0.2500]])
 
     Args:
         scores: one score per part of the structure; -inf forbids.
-        structure: the set of assignments; `OneOf` so far.
-        validate_args: whether to raise on rows that have no distribution; by default True.
+        structure: the set of assignments.
+        solver: by default a closed form where there is one, else `sparsum.solvers.ActiveSet`.
 
     Returns:
-        The distribution, differentiable in the scores, with probabilities in their dtype.
+        The distribution, differentiable in the scores, with probabilities in their dtype. ``is_exact`` is False for rows
+        that a solver gave up on, which only one with ``strict=False`` returns.
 
     Raises:
-        TypeError: if the scores are not floating-point, or for a structure without a solver.
+        TypeError: if the scores are not floating-point, or the solver does not take the structure.
         ValueError: if the shape of the scores does not fit, or rows hold a NaN or allow nothing; rows are named.
+        NotConverged: if a solver runs out of steps.
 
     References:
         - SparseMAP: differentiable sparse structured inference (Niculae, Martins, Blondel & Cardie, 2018), equation 5,
           https://arxiv.org/abs/1802.04223
     """
     _check_structure(structure)
-    if not isinstance(structure, OneOf):
-        raise TypeError(f"sparsemap has a solver for OneOf only, got {structure!r}; topk_sparsemax takes any with a topk")
-    rows, batch_shape = _rows(scores, structure)
-    packed, probs, n_empty = packed_sparsemax(rows)
-    if n_empty and validates(validate_args):
-        _raise_bad_rows(packed.segments.lengths == 0, rows)
-    atoms = packed.flat % structure.n
+    if solver is not None and not isinstance(solver, AbstractSolver):
+        raise TypeError(f"solver must be a solver such as sparsum.solvers.ActiveSet(), got {type(solver).__name__}")
+    bound, rows, batch_shape = structure.rows(scores)
+    solution = (default_solver(structure) if solver is None else solver).solve(rows, bound)
     return SparseDistribution._from_segments(
-        atoms, probs, packed.segments, batch_shape, structure, validate_args=validate_args
+        solution.atoms,
+        solution.probs,
+        solution.segments,
+        batch_shape,
+        bound,
+        is_exact=solution.is_solved.reshape(batch_shape),
     )
 
 
 def topk_sparsemax(
-    scores: Tensor,  # shape: (*batch, *score_shape)
+    scores: Scores,  # shape: (*batch, *score_shape)
     structure: AbstractStructure,
     k: int,
-    *,
-    validate_args: bool | None = None,
 ) -> SparseDistribution:
     r"""The sparse distribution of at most k atoms that is closest to the scores of all assignments.
 
@@ -82,9 +90,8 @@ def topk_sparsemax(
 
     Args:
         scores: one score per part of the structure; -inf forbids.
-        structure: any structure with a `topk`.
+        structure: any structure; its own `topk` is used, or a search that needs its `argmax` alone.
         k: the largest number of atoms per row, at least 1.
-        validate_args: whether to raise on rows that have no distribution; by default True.
 
     Returns:
         The distribution, differentiable in the scores, atoms in order of their probability.
@@ -102,26 +109,27 @@ def topk_sparsemax(
         raise TypeError(f"k must be an int, got {type(k).__name__}")
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
-    rows, batch_shape = _rows(scores, structure)
+    bound, rows, batch_shape = structure.rows(scores)
+    has_nan = flatten_parts(rows).isnan().any(-1)
     with torch.no_grad():
-        best = structure.topk(rows, k)  # shape: (n_rows, n_best, *event_shape)
-    n_rows, n_best = best.shape[:2]
-    row = torch.arange(n_rows, device=rows.device).repeat_interleave(n_best, output_size=n_rows * n_best)
+        best, is_valid = bound.kbest(_without_nan(rows), k)  # shapes: (n_rows, n_best, *event_shape), (n_rows, n_best)
+    n_rows, n_best = is_valid.shape
+    row = torch.arange(n_rows, device=best.device).repeat_interleave(n_best, output_size=n_rows * n_best)
     atoms = best.flatten(0, 1)
-    probs = sparsemax(structure.score(rows, atoms, row).reshape(n_rows, n_best))
-    packed, n_empty = support(probs.detach())
+    values = bound.score(rows, atoms, row).reshape(n_rows, n_best).masked_fill(~is_valid, -torch.inf)
+    probs = sparsemax(values)
+    packed, n_bad = support(probs.detach(), has_nan)
     lengths = packed.segments.lengths
-    if n_empty and validates(validate_args):
-        _raise_bad_rows(lengths == 0, rows)
-    is_all = n_best < k or structure.log_count() <= math.log(n_best) + 1e-9
+    if n_bad:
+        raise_bad_rows(has_nan | (lengths == 0), flatten_parts(rows))
+    is_all = n_best < k or bound.log_count() <= math.log(n_best) + 1e-9
     return SparseDistribution._from_segments(
         atoms[packed.flat],
         probs.reshape(-1).index_select(0, packed.flat),
         packed.segments,
         batch_shape,
-        structure,
+        bound,
         is_exact=((lengths < k) | is_all).reshape(batch_shape),
-        validate_args=validate_args,
     )
 
 
@@ -130,15 +138,7 @@ def _check_structure(structure: AbstractStructure) -> None:
         raise TypeError(f"structure must be an AbstractStructure such as OneOf(n), got {type(structure).__name__}")
 
 
-def _rows(scores: Tensor, structure: AbstractStructure) -> tuple[Tensor, torch.Size]:
-    """The scores with the batch flattened into rows, and the shape of the batch."""
-    structure.check_scores(scores)
-    n_batch = scores.ndim - structure.score_ndim
-    return scores.reshape(-1, *scores.shape[n_batch:]), scores.shape[:n_batch]
-
-
-def _raise_bad_rows(is_bad: Tensor, rows: Tensor) -> None:
-    bad = is_bad.nonzero().squeeze(-1).tolist()
-    kinds = [f"row {row} {'has a NaN' if bool(rows[row].isnan().any()) else 'allows nothing'}" for row in bad[:5]]
-    more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
-    raise ValueError(f"scores must give every row a distribution; {', '.join(kinds)}{more} (of {len(is_bad)})")
+def _without_nan(rows: Scores) -> Scores:
+    """The scores with 0 for NaN, so that a search in one row cannot stumble; the row is reported afterwards."""
+    tensors = tuple(tensor.nan_to_num(0.0, torch.inf, -torch.inf) for tensor in tensors_of(rows))
+    return tensors if isinstance(rows, tuple) else tensors[0]

@@ -278,6 +278,37 @@ def test_divergences_that_make_no_sense_say_so() -> None:
         kl_divergence(q, sp.SparseDistribution.from_dense(torch.eye(4)))
 
 
+def test_gradients_of_divergences_to_priors_with_zeros() -> None:
+    """A zero of the prior where the posterior has no mass either is nobody's business."""
+    q = sp.sparsemap(torch.tensor([[1.0, 0.8, -5.0]]), sp.OneOf(3))
+    prior = torch.tensor([[0.5, 0.5, 0.0]], requires_grad=True)
+    (gradient,) = torch.autograd.grad(kl_divergence(q, Categorical(probs=prior)).sum(), prior)
+    assert gradient.isfinite().all()
+    certain = sp.SparseDistribution(torch.tensor([[0.0, 1.0]]), torch.ones(1), torch.tensor([0]))
+    ones = torch.tensor([[0.0, 1.0]], requires_grad=True)
+    (gradient,) = torch.autograd.grad(kl_divergence(certain, Independent(Bernoulli(probs=ones), 1)).sum(), ones)
+    assert gradient.isfinite().all()
+
+
+def test_long_sums_keep_their_digits() -> None:
+    q = sp.SparseDistribution.from_dense(torch.full((1, 1_000_000), 1e-6))
+    torch.testing.assert_close(q.expect(lambda z, row: torch.ones(len(z))), torch.ones(1), atol=1e-6, rtol=0)
+    torch.testing.assert_close(q.entropy(), torch.full((1,), math.log(1e6)), atol=1e-5, rtol=0)
+
+
+def test_small_half_precision_probabilities() -> None:
+    probs = torch.tensor([[1.0, 2e-5]], dtype=torch.float16)
+    q = sp.SparseDistribution.from_dense(probs)
+    torch.testing.assert_close(q.log_prob(torch.tensor([1])).float(), probs[0, 1:].float().log(), atol=1e-2, rtol=0)
+
+
+def test_log_prob_broadcasts_and_mixes() -> None:
+    q = sp.SparseDistribution.from_dense(sparse_probs(3, 4))
+    torch.testing.assert_close(q.log_prob(torch.tensor(1)), q.to_dense()[:, 1].log())
+    mixture = torch.distributions.MixtureSameFamily(Categorical(torch.ones(3)), q)
+    torch.testing.assert_close(mixture.log_prob(torch.arange(4)), q.to_dense().mean(0).log())
+
+
 def test_samples_have_the_right_frequencies(generator: torch.Generator) -> None:
     probs = sparse_probs(3, 6)
     q = sp.SparseDistribution.from_dense(probs)
@@ -389,7 +420,11 @@ ATOMS, PROBS, ROW = torch.arange(3), torch.tensor([0.5, 0.5, 1.0]), torch.tensor
         (lambda: Q.expect(lambda z, row: None, chunk_size=2), TypeError, "got NoneType"),
         (lambda: Q.expect(lambda z, row: z, chunk_size=0), ValueError, "chunk_size must be at least 1, got 0"),
         (lambda: Q.expect(lambda z, row: z, chunk_size=1.5), TypeError, "chunk_size must be an int or None"),  # type: ignore[arg-type]
-        (lambda: Q.log_prob(torch.zeros(3)), ValueError, "value must have shape (*sample_shape, 2), got (3,)"),
+        (lambda: Q.log_prob(torch.zeros(3)), ValueError, "or one that broadcasts to it, got (3,)"),
+        (lambda: Q.log_prob(2), TypeError, "value must be a torch.Tensor, got int"),  # type: ignore[arg-type]
+        (lambda: Q.expect(None), TypeError, "loss must be a function"),  # type: ignore[arg-type]
+        (lambda: sp.SparseDistribution(ATOMS + 1, PROBS, ROW, structure=sp.OneOf(3)), ValueError, "from 0 to 2, got 1 to 3"),
+        (lambda: sp.SparseDistribution(PROBS, PROBS, ROW, structure=sp.OneOf(3)), TypeError, "must be integers"),
         (lambda: bits().to_dense(), TypeError, "only a distribution over OneOf has dense probabilities"),
         (lambda: sp.UniformOver(3), TypeError, "structure must be an AbstractStructure, got int"),  # type: ignore[arg-type]
     ],

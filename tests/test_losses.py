@@ -105,6 +105,13 @@ def test_a_nan_in_an_ignored_row_is_ignored() -> None:
     assert x.grad.isfinite().all()
 
 
+def test_small_integer_targets() -> None:
+    x = scores(1, 200)
+    for dtype in (torch.uint8, torch.int16, torch.int32):
+        target = torch.tensor([156])
+        torch.testing.assert_close(sp.sparsemax_loss(x, target.to(dtype)), sp.sparsemax_loss(x, target))
+
+
 def test_forbidden_classes() -> None:
     x = torch.tensor([[0.3, -torch.inf, 0.0]], requires_grad=True)
     loss = sp.sparsemax_loss(x, torch.tensor([0]))
@@ -142,6 +149,7 @@ X = torch.zeros(2, 3)
             "class indices from 0 to 2 or ignore_index=-100, got [3]",
         ),
         (lambda: sp.sparsemax_loss(X, torch.tensor([0, -1])), ValueError, "or ignore_index=-100"),
+        (lambda: sp.sparsemax_loss(X, [0, 1]), TypeError, "target must be a torch.Tensor"),  # type: ignore[arg-type]
         (lambda: sp.sparsemax_loss(X, torch.ones(2, 3)), ValueError, "rows that sum to 1"),
         (lambda: sp.sparsemax_loss(X, torch.ones(2, 3) > 0), TypeError, "got torch.bool"),
         (lambda: sp.sparsemax_loss(X.long(), torch.tensor([0, 1])), TypeError, "x must have a floating-point dtype"),

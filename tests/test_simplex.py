@@ -93,7 +93,7 @@ def test_long_rows_are_packed_only_where_the_support_is_small(generator: torch.G
     dense = torch.zeros(2, 10_000)
     for x, is_packed in ((sparse, True), (dense, False)):
         assert (_blocks.solve_long(x, _blocks.block_peaks(x), 1) is not None) == is_packed
-    assert torch.equal(sp.sparsemax(dense), torch.full((2, 10_000), 1e-4))
+    torch.testing.assert_close(sp.sparsemax(dense), torch.full((2, 10_000), 1e-4), atol=0, rtol=1e-6)
 
 
 @every_mapping
@@ -192,6 +192,7 @@ def test_infinities_and_nan(mapping: Mapping, size: int, generator: torch.Genera
     (probs * torch.randn(size, generator=generator)).sum().backward()
     assert x.grad is not None
     assert x.grad[[0, 2, 3, 4, 5]].isfinite().all()
+    assert x.grad[1].isnan().all()  # as for softmax, so that nobody overlooks it
     assert not x.grad[4].any()
 
 
@@ -279,6 +280,38 @@ def test_modules_are_the_functions(generator: torch.Generator) -> None:
     assert list(sp.Entmax(torch.tensor([1.3, 1.5])).state_dict()) == ["alpha"]
 
 
+def test_plateaus_sum_to_one() -> None:
+    """The rounding of a threshold must not add up over many equal entries."""
+    for size in (1000, 8191, 100_000, 1_000_000):
+        x = torch.zeros(1, size)
+        x[0, 0] = 0.5
+        for mapping in (sp.sparsemax, sp.entmax15):
+            torch.testing.assert_close(mapping(x).double().sum(-1), torch.ones(1).double(), atol=1e-6, rtol=0)
+            torch.testing.assert_close(mapping(x), mapping(x.double()).float(), atol=1e-9, rtol=1e-4)
+
+
+def test_many_short_rows_need_little_memory() -> None:
+    x = torch.randn(20_000, 32, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(sp.sparsemax(x)[:5], sp.sparsemax(x[:5]), atol=1e-6, rtol=0)
+
+
+def test_deterministic_algorithms_are_respected() -> None:
+    x = torch.randn(2, 9000, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        sp.sparsemax(x).square().sum().backward()
+        sp.sparsemap(x, sp.OneOf(9000)).entropy().sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_topk_makes_the_row_of_a_nan_nan() -> None:
+    x = torch.tensor([[torch.nan, 1.0, 2.0, 3.0], [0.0, 1.0, 2.0, 3.0]])
+    probs = sp.sparsemax(x, k=2)
+    assert probs[0].isnan().all()
+    assert probs[1].tolist() == [0.0, 0.0, 0.0, 1.0]
+
+
 def test_embed_looks_up_indices_and_multiplies_vectors(generator: torch.Generator) -> None:
     weight = torch.randn(5, 3, generator=generator, dtype=torch.float64)
     z = torch.tensor([[4, 0], [2, 2]])
@@ -295,7 +328,11 @@ X = torch.randn(2, 3)
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: sp.sparsemax(torch.arange(3)), TypeError, "x must have a floating-point dtype, got torch.int64"),
+        (
+            lambda: sp.sparsemax(torch.arange(3)),
+            TypeError,
+            "x must have a floating-point dtype, got torch.int64; use a real one, such as torch.float32",
+        ),
         (lambda: sp.sparsemax([1.0, 2.0]), TypeError, "x must be a torch.Tensor, got list"),  # type: ignore[arg-type]
         (lambda: sp.sparsemax(torch.tensor(1.0)), ValueError, "x must have at least one dimension"),
         (lambda: sp.entmax15(torch.zeros(2, dtype=torch.complex64)), TypeError, "got torch.complex64"),
@@ -313,6 +350,7 @@ X = torch.randn(2, 3)
         (lambda: sp.entmax(X, torch.tensor([1.5, 0.5])), ValueError, "at least 1 everywhere, got a smallest value of 0.5"),
         (lambda: sp.entmax(X, torch.tensor(2)), TypeError, "alpha must have a floating-point dtype, got torch.int64"),
         (lambda: sp.entmax(X, torch.ones(3)), ValueError, "alpha must broadcast to the rows of x, (2,)"),
+        (lambda: sp.embed([0], X), TypeError, "z must be a torch.Tensor, got list"),  # type: ignore[arg-type]
         (lambda: sp.embed(torch.zeros(2, 4), X), ValueError, "z must have shape (*batch, 2)"),
         (lambda: sp.embed(torch.zeros(2), torch.zeros(3)), ValueError, "weight must have shape (n, size), got (3,)"),
         (lambda: sp.embed(torch.zeros(2), torch.ones(2, 2).long()), TypeError, "weight must have a floating-point dtype"),

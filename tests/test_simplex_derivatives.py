@@ -116,6 +116,23 @@ def test_vmap_over_alpha_and_long_rows() -> None:
     assert ((gradient != 0).sum(-1) < 100).all()
 
 
+def test_forward_mode_of_rounded_and_packed_probabilities() -> None:
+    """What is computed without gradient must not let tangents through either."""
+    x = scores(40).bfloat16()
+    torch.testing.assert_close(torch.func.jacfwd(sp.entmax15)(x), torch.func.jacrev(sp.entmax15)(x))
+    for size in (5, 50, 9000):
+        x, tangent = scores(2, size), scores(2, size, seed=1)
+        packed = torch.func.jvp(lambda x: sp.sparsemap(x, sp.OneOf(x.shape[-1])).to_dense(), (x,), (tangent,))[1]
+        torch.testing.assert_close(packed, torch.func.jvp(sp.sparsemax, (x,), (tangent,))[1])
+
+
+def test_gradients_of_large_alphas_are_finite() -> None:
+    x = (0.01 * scores(500, 12)).requires_grad_()
+    for alpha in (10.0, 80.0, 200.0):
+        (gradient,) = torch.autograd.grad((sp.entmax(x, alpha) * scores(500, 12, seed=1)).sum(), x)
+        assert gradient.isfinite().all()
+
+
 @every_function
 @pytest.mark.parametrize("size", [7, 50], ids=["short", "long"])
 def test_compiled_graphs(function: Callable[[Tensor], Tensor], size: int) -> None:

@@ -108,7 +108,7 @@ X = torch.randn(2, 3)
         (lambda: sp.sparsemap(X, sp.OneOf(4)), ValueError, "scores for OneOf(n=4) must have shape (*batch, 4), got (2, 3)"),
         (lambda: sp.sparsemap(X.long(), sp.OneOf(3)), TypeError, "scores must have a floating-point dtype"),
         (lambda: sp.sparsemap(torch.tensor(1.0), sp.OneOf(1)), ValueError, "at least 1 dimension(s), got ()"),
-        (lambda: sp.sparsemap([1.0], sp.OneOf(1)), TypeError, "scores must be a torch.Tensor"),  # type: ignore[arg-type]
+        (lambda: sp.sparsemap([1.0], sp.OneOf(1)), TypeError, "scores must be a torch.Tensor"),
         (lambda: sp.sparsemap(X, 3), TypeError, "structure must be an AbstractStructure such as OneOf"),  # type: ignore[arg-type]
         (lambda: sp.OneOf(0), ValueError, "n must be at least 1, got 0: a structure without assignments"),
         (lambda: sp.OneOf(2.0), TypeError, "n must be an int, got float"),  # type: ignore[arg-type]

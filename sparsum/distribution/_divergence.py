@@ -24,7 +24,7 @@ Other = TypeVar("Other", Categorical, Independent[Any], SparseDistribution)
 def _to_uniform(q: SparseDistribution, p: UniformOver) -> Tensor:
     if q.structure is not None and q.structure != p.structure:
         raise ValueError(f"a distribution over {q.structure!r} has no divergence to a uniform one over {p.structure!r}")
-    return p.structure.log_count() - q.entropy()
+    return p.entropy().to(q.probs) - q.entropy()
 
 
 @register_kl(SparseDistribution, Categorical)
@@ -37,8 +37,8 @@ def _to_categorical(q: SparseDistribution, p: Categorical) -> Tensor:
     q, p = _broadcast(q, p)
     # Torch clamps the logits of given probabilities; their own logarithms know a true 0.
     is_given_probs = p._param is p.__dict__.get("probs")
-    log_probs = (p.probs.log() if is_given_probs else p.logits).reshape(-1, n)
-    return _sum_of_differences(q, log_probs[q.row, q.atoms])
+    values = (p.probs if is_given_probs else p.logits).reshape(-1, n)[q.row, q.atoms]
+    return _sum_of_differences(q, values.log() if is_given_probs else values)
 
 
 @register_kl(SparseDistribution, Independent)
@@ -53,7 +53,7 @@ def _to_independent(q: SparseDistribution, p: Independent[Any]) -> Tensor:
     bits = q.atoms.to(q.probs.dtype)
     if base._param is base.__dict__.get("probs"):
         one = base.probs.reshape(-1, *q.event_shape)[q.row]
-        terms = torch.xlogy(bits, one) + torch.special.xlog1py(1 - bits, -one)
+        terms = torch.where(bits > 0.5, one, 1 - one).log()
     else:
         logits = base.logits.reshape(-1, *q.event_shape)[q.row]
         terms = -torch.nn.functional.binary_cross_entropy_with_logits(logits, bits, reduction="none")

@@ -59,6 +59,16 @@ def check_packed(atoms: Tensor, probs: Tensor, row: Tensor, n_rows: int) -> tupl
     return atoms, probs, row
 
 
+def check_indices(atoms: Tensor, n: int) -> None:
+    """Raise unless atoms are category indices from 0 to n - 1."""
+    if atoms.ndim != 1 or atoms.is_floating_point():
+        raise TypeError(
+            f"atoms of OneOf(n={n}) must be integers of shape (n_atoms,), got {atoms.dtype} {tuple(atoms.shape)}"
+        )
+    if len(atoms) and not 0 <= int(atoms.min()) <= int(atoms.max()) < n:
+        raise ValueError(f"atoms of OneOf(n={n}) must be from 0 to {n - 1}, got {int(atoms.min())} to {int(atoms.max())}")
+
+
 def pack_dense(
     probs: Tensor,  # shape: (*batch, n)
     *,

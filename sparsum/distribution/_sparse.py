@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -11,9 +12,10 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from sparsum.distribution._expectation import Loss, expect
-from sparsum.distribution._packing import check_packed, n_rows_of, pack_dense, validates
+from sparsum.distribution._packing import check_indices, check_packed, n_rows_of, pack_dense, validates
 from sparsum.segments import Segments
 from sparsum.structures import AbstractStructure, OneOf
+from sparsum.structures._parts import Scores
 
 
 class SparseDistribution(Distribution):
@@ -61,11 +63,15 @@ class SparseDistribution(Distribution):
         validate_args: bool | None = None,
     ) -> None:
         n_rows = n_rows_of(atoms, probs, row, batch_shape)
+        if structure is not None and not isinstance(structure, AbstractStructure):
+            raise TypeError(f"structure must be an AbstractStructure or None, got {type(structure).__name__}")
         shape = torch.Size([n_rows] if batch_shape is None else batch_shape)
         if is_exact is not None and is_exact.shape != shape:
             raise ValueError(f"is_exact must have the batch's shape {tuple(shape)}, got {tuple(is_exact.shape)}")
         if validates(validate_args):
             atoms, probs, row = check_packed(atoms, probs, row, n_rows)
+            if isinstance(structure, OneOf):
+                check_indices(atoms, structure.n)
         self._assign(atoms, probs, Segments.from_row(row, n_rows), shape, structure, is_exact, validate_args)
 
     def _assign(
@@ -161,6 +167,8 @@ class SparseDistribution(Distribution):
         """
         if chunk_size is not None and (isinstance(chunk_size, bool) or not isinstance(chunk_size, int)):
             raise TypeError(f"chunk_size must be an int or None, got {type(chunk_size).__name__}")
+        if not callable(loss):
+            raise TypeError(f"loss must be a function of atoms and rows, got {type(loss).__name__}")
         if isinstance(generators, torch.Generator):
             generators = (generators,)
         if chunk_size is not None and chunk_size < 1:
@@ -169,22 +177,30 @@ class SparseDistribution(Distribution):
 
     def entropy(self) -> Tensor:
         """Shannon entropy of each row, in nats; 0 log 0 is 0, and its gradient is finite."""
-        return -self._sum(self.probs * log_of(self.probs))
+        return -self._sum((self.probs * log_of(self.probs)).to(self.probs.dtype))
 
     def log_prob(
         self,
         value: Tensor,  # shape: (*sample_shape, *batch_shape, *event_shape)
     ) -> Tensor:
         """Logarithm of the probability, -inf for what is no atom: (*sample_shape, *batch_shape)."""
-        n_fixed = len(self.batch_shape) + len(self.event_shape)
-        if value.ndim < n_fixed or value.shape[value.ndim - n_fixed :] != self.batch_shape + self.event_shape:
-            wanted = ", ".join(["*sample_shape", *map(str, self.batch_shape + self.event_shape)])
-            raise ValueError(f"value must have shape ({wanted}), got {tuple(value.shape)}")
-        sample_shape = value.shape[: value.ndim - n_fixed]
+        value = self._broadcast_value(value)
+        sample_shape = value.shape[: value.ndim - len(self.batch_shape) - len(self.event_shape)]
         n_samples, n_rows = math.prod(sample_shape), self._segments.n_rows
         queries = value.reshape(n_samples * n_rows, *self.event_shape)
         row = torch.arange(n_rows, device=value.device).repeat(n_samples)
         return self.log_prob_of(queries, row, n_samples * len(self.atoms)).reshape(sample_shape + self.batch_shape)
+
+    def _broadcast_value(self, value: Tensor) -> Tensor:
+        """A value in the shape (*sample_shape, *batch_shape, *event_shape), its batch broadcast as torch does it."""
+        if not isinstance(value, Tensor):
+            raise TypeError(f"value must be a torch.Tensor, got {type(value).__name__}")
+        n_lead = value.ndim - len(self.event_shape)
+        if n_lead >= 0 and value.shape[n_lead:] == self.event_shape:
+            with contextlib.suppress(RuntimeError):
+                return value.expand(torch.broadcast_shapes(value.shape[:n_lead], self.batch_shape) + self.event_shape)
+        wanted = ", ".join(["*sample_shape", *map(str, self.batch_shape + self.event_shape)])
+        raise ValueError(f"value must have shape ({wanted}), or one that broadcasts to it, got {tuple(value.shape)}")
 
     def log_prob_of(
         self,
@@ -207,15 +223,17 @@ class SparseDistribution(Distribution):
         for _ in self.event_shape:
             is_equal = is_equal.all(-1)
         total = pairs.sum(torch.where(is_equal, self.probs.index_select(0, atom), 0.0))
-        return torch.where(total > 0, log_of(total), -torch.inf)
+        return torch.where(total > 0, log_of(total), -torch.inf).to(self.probs.dtype)
 
     @property
-    def mean(self) -> Tensor:
-        """The mean vector of each row, the marginals, in the shape of the scores."""
+    def mean(self) -> Scores:
+        """The mean vector of each row, the marginals, in the form and shape of the scores."""
         if self.structure is None:
             vectors = self.atoms.to(self.probs.dtype)
             return self._sum(vectors * self.probs.reshape(-1, *[1] * len(self.event_shape)))
         marginals = self.structure.marginals(self.atoms, self.probs, self._segments)
+        if isinstance(marginals, tuple):
+            return tuple(tensor.reshape(self.batch_shape + tensor.shape[1:]) for tensor in marginals)
         return marginals.reshape(self.batch_shape + marginals.shape[1:])
 
     @property
@@ -224,9 +242,10 @@ class SparseDistribution(Distribution):
         best = self._segments.argmax(self.probs)
         return self.atoms[best].reshape(self.batch_shape + self.event_shape)
 
-    def sample(self, sample_shape: Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
+    def sample(self, sample_shape: int | Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
         """Independent draws: (*sample_shape, *batch_shape, *event_shape)."""
-        segments, shape = self._segments, torch.Size(sample_shape)
+        segments = self._segments
+        shape = torch.Size([sample_shape] if isinstance(sample_shape, int) else sample_shape)
         with torch.no_grad():
             uniform = torch.rand(
                 (math.prod(shape), segments.n_rows), generator=generator, dtype=torch.float64, device=self.probs.device
@@ -254,7 +273,7 @@ class SparseDistribution(Distribution):
             self.probs.index_select(0, atom),
             expanded,
             shape,
-            self.structure,
+            None if self.structure is None else self.structure.select(source),
             is_exact=self.is_exact.expand(shape),
             validate_args=self._validate_args,
         )
@@ -263,7 +282,8 @@ class SparseDistribution(Distribution):
         """The dense probabilities of a distribution over `OneOf(n)`: (*batch_shape, n)."""
         if not isinstance(self.structure, OneOf):
             raise TypeError(f"only a distribution over OneOf has dense probabilities, this one is over {self.structure!r}")
-        return self.mean
+        dense: Tensor = self.mean
+        return dense
 
     def _sum(self, values: Tensor) -> Tensor:
         result = self._segments.sum(values)
@@ -280,5 +300,6 @@ class SparseDistribution(Distribution):
 
 
 def log_of(probs: Tensor) -> Tensor:
-    """Logarithm with a finite value and gradient at 0."""
+    """Logarithm with a finite value and gradient at 0, in float32 or better: half precision has numbers below its tiny."""
+    probs = probs.float() if torch.finfo(probs.dtype).bits == 16 else probs
     return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()

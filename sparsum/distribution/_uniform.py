@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import torch
@@ -35,11 +36,17 @@ class UniformOver(Distribution):
 
     def entropy(self) -> Tensor:
         """Logarithm of the number of assignments."""
-        return torch.tensor(self.structure.log_count())
+        return torch.tensor(self._log_count())
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Minus the entropy for each of the atoms ``value``, which must be members: (n, *event_shape) -> (n,)."""
-        return torch.full(value.shape[:1], -self.structure.log_count(), device=value.device)
+        return torch.full(value.shape[:1], -self._log_count(), device=value.device)
+
+    def _log_count(self) -> float:
+        log_count = self.structure.log_count()
+        if math.isinf(log_count):
+            raise TypeError(f"{self.structure!r} does not say how many assignments it has: define its log_count()")
+        return log_count
 
     def __repr__(self) -> str:
         return f"UniformOver({self.structure!r})"

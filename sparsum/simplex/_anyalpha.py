@@ -19,7 +19,7 @@ from torch import Tensor
 
 # Newton needs about ten steps; the bracket alone would need 53 for the last bit of a double.
 _MAX_STEPS = 100
-_TRACED_STEPS = 24
+_TRACED_STEPS = 48
 
 
 def solve_any_alpha(shifted: Tensor, alpha: Tensor, *, traceable: bool) -> Tensor:

@@ -15,7 +15,7 @@ def check_scores(x: Tensor, name: str = "x") -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
     if not x.is_floating_point():
-        raise TypeError(f"{name} must have a floating-point dtype, got {x.dtype}; call {name}.float() first")
+        raise TypeError(f"{name} must have a floating-point dtype, got {x.dtype}; use a real one, such as torch.float32")
     if x.ndim == 0:
         raise ValueError(f"{name} must have at least one dimension, got a scalar")
 
@@ -96,14 +96,13 @@ def round_to(probs: Tensor, dtype: torch.dtype) -> Tensor:
     rounded = probs.to(dtype)
     if dtype not in _HALF:
         return rounded
-    with torch.no_grad():
-        missing = 1 - rounded.float().sum(-1, keepdim=True)
-        towards = torch.where(missing < 0, -1, 1).to(torch.int16)
-        moved = (rounded.view(torch.int16) + towards).view(dtype)  # the neighbouring number: positive floats sort as ints
-        unit = torch.where(rounded > 0, (moved.float() - rounded.float()).abs(), 0.0)
-        is_moved = (rounded > 0) & (unit.cumsum(-1) - unit / 2 <= missing.abs()) & (missing.abs() < 0.5)
-        change = torch.where(is_moved, moved - rounded, 0.0)
-    return rounded + change
+    fixed = rounded.detach()
+    missing = 1 - fixed.float().sum(-1, keepdim=True)
+    towards = torch.where(missing < 0, -1, 1).to(torch.int16)
+    moved = (fixed.view(torch.int16) + towards).view(dtype)  # the neighbouring number: positive floats sort as ints
+    unit = torch.where(fixed > 0, (moved.float() - fixed.float()).abs(), 0.0)
+    is_moved = (fixed > 0) & (unit.cumsum(-1) - unit / 2 <= missing.abs()) & (missing.abs() < 0.5)
+    return rounded + torch.where(is_moved, moved - fixed, 0.0)
 
 
 def _broadcasts_to(shape: torch.Size, target: torch.Size) -> bool:

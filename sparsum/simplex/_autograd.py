@@ -6,7 +6,8 @@ Jacobian of :math:`\alpha`-entmax is symmetric:
 .. math:: J v = s (v - \bar v), \qquad \frac{\partial p}{\partial \alpha} = c - s \frac{\sum_i c_i}{\sum_i s_i} ,
 
 where :math:`c_i` is the derivative of :math:`p_i` in :math:`\alpha` when the row's shift stays. Everything is a function of
-the probabilities alone, so the scores are not kept for backward.
+the probabilities alone, so the scores are not kept for backward. Second derivatives are right where at least one of the two
+is taken in reverse mode; two forward modes on top of each other lose the tangent of a tensor alpha in torch itself.
 
 References:
     - Adaptively sparse transformers (Correia, Niculae & Martins, 2019), Proposition 1, https://arxiv.org/abs/1909.00015
@@ -23,6 +24,9 @@ from sparsum.simplex._blocks import reads_in_blocks, support
 from sparsum.simplex._solve import solve
 
 Alpha = float | Tensor
+
+# Beyond alpha = 2 an entry at the boundary has an unbounded weight; at this size it is as good as infinite.
+_LARGEST_WEIGHT = 1e100
 
 
 def apply(x: Tensor, alpha: Alpha) -> Tensor:
@@ -48,7 +52,10 @@ def _jacobian(probs: Tensor, alpha: Alpha, vector: Tensor) -> Tensor:
 
 
 def _traced(x: Tensor, alpha: Alpha) -> Tensor:
-    """A graph's version: the value without gradient, plus the linear map of the derivative applied to zero."""
+    """A graph's version: the value without gradient, plus the linear map of the derivative applied to zero.
+
+    It has first derivatives alone, which is all that a compiled graph is asked for.
+    """
     fixed_alpha = alpha.detach() if isinstance(alpha, Tensor) else alpha
     probs = solve(x.detach(), fixed_alpha, traceable=True)
     x = torch.where(probs > 0, x, 0.0)  # off the support the derivative is 0, and -inf - -inf would be NaN
@@ -166,7 +173,8 @@ def _jacobian_dense(probs: Tensor, alpha: Alpha, vector: Tensor) -> Tensor:
     weights = _weights(probs, alpha)
     weighted = weights * vector
     mean = _ratio(weighted.sum(-1, keepdim=True), weights.sum(-1, keepdim=True))
-    return weighted.addcmul_(weights, mean, value=-1)
+    mean = mean + 0 * probs[..., :1]  # a row of NaN, whose weights are 0, gets a gradient of NaN
+    return weighted - weights * mean
 
 
 def _jacobian_packed(probs: Tensor, alpha: float, vector: Tensor) -> Tensor:
@@ -174,7 +182,7 @@ def _jacobian_packed(probs: Tensor, alpha: float, vector: Tensor) -> Tensor:
     weights = _weights(probs.reshape(-1)[packed.flat], alpha)
     weighted = weights * vector.reshape(-1)[packed.flat]
     mean = _ratio(packed.segments.sum(weighted), packed.segments.sum(weights))
-    result = torch.zeros_like(probs, memory_format=torch.contiguous_format)
+    result = (0 * probs[:, :1]).expand_as(probs).contiguous()  # NaN for a row of NaN, which has no support
     result.view(-1).index_copy_(0, packed.flat, weighted - weights * packed.segments.spread(mean))
     return result
 
@@ -196,7 +204,9 @@ def _weights(probs: Tensor, alpha: Alpha) -> Tensor:
         return probs
     is_support = probs > 0
     base = torch.where(is_support, probs, 1.0)  # the power's own derivative is infinite at 0
-    return torch.where(is_support, base.sqrt() if _is_number(alpha, 1.5) else base.pow(2 - alpha), 0.0)
+    return torch.where(
+        is_support, base.sqrt() if _is_number(alpha, 1.5) else base.pow(2 - alpha).clamp_max(_LARGEST_WEIGHT), 0.0
+    )
 
 
 def _is_number(alpha: Alpha, value: float) -> bool:

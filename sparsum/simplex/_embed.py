@@ -27,9 +27,14 @@ def embed(z: Tensor, weight: Tensor) -> Tensor:
         A tensor of shape (*batch, size).
 
     Raises:
-        TypeError: if ``weight`` is not a floating-point tensor.
+        TypeError: if ``weight`` is not a floating-point tensor, or ``z`` a complex one.
         ValueError: if the shapes do not fit.
     """
+    for name, value in (("z", z), ("weight", weight)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+    if z.is_complex():
+        raise TypeError(f"z must hold integers, booleans or floats, got {z.dtype}")
     if not weight.is_floating_point():
         raise TypeError(f"weight must have a floating-point dtype, got {weight.dtype}")
     if weight.ndim != 2:

@@ -92,6 +92,8 @@ def entmax_loss(
     check_scores(x)
     alpha = rows_of_alpha(alpha, x, x.ndim - 1)
     scores = x.to(compute_dtype(x))
+    if not isinstance(target, Tensor):
+        raise TypeError(f"target must be a torch.Tensor, got {type(target).__name__}")
     if target.is_floating_point():
         _check_probability_target(x, target)
         is_counted = torch.ones_like(x[..., 0], dtype=torch.bool)
@@ -111,7 +113,7 @@ def _gain(scores: Tensor, target: Tensor, alpha: Alpha, is_counted: Tensor) -> T
         target = target.to(scores.dtype)
         # 0 * -inf: a target of 0 on a forbidden class costs nothing
         return torch.where(target == 0, 0.0, target * scores).sum(-1) + tsallis_entropy(target, alpha)
-    chosen = torch.where(is_counted, target, 0).long().unsqueeze(-1)
+    chosen = torch.where(is_counted, target.long(), 0).unsqueeze(-1)
     return scores.gather(-1, chosen).squeeze(-1)
 
 
@@ -192,6 +194,7 @@ def _check_class_target(x: Tensor, target: Tensor, ignore_index: int) -> Tensor:
             f"target of class indices must have shape {tuple(x.shape[:-1])} for x of shape {tuple(x.shape)}, "
             f"got {tuple(target.shape)}"
         )
+    target = target.long()  # a small integer type may not hold ignore_index
     is_counted = target != ignore_index
     n = x.shape[-1]
     if can_look_at(target) and bool((is_counted & ((target < 0) | (target >= n))).any()):

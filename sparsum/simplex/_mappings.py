@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from sparsum.simplex import _autograd
@@ -57,7 +56,9 @@ def sparsemax(x: Tensor, dim: int = -1, *, k: int | None = None, mask: Tensor | 
     dim = check_dim(x, dim)
     check_count(k, x.shape[dim], f"the size of x in dim {dim}")
     best = (x if mask is None else apply_mask(x, mask)).topk(k, dim=dim)
-    return torch.zeros_like(x).scatter(dim, best.indices, _map(best.values, 2.0, dim, None))
+    probs = _map(best.values, 2.0, dim, None)
+    rest = (0 * probs.detach().narrow(dim, 0, 1)).expand_as(x)  # NaN where the row has a NaN, which topk puts first
+    return rest.scatter(dim, best.indices, probs)
 
 
 def entmax15(x: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:

@@ -65,10 +65,7 @@ class Entmax(torch.nn.Module):
 
     def __init__(self, alpha: float | Tensor, dim: int = -1) -> None:
         super().__init__()
-        if isinstance(alpha, Tensor) and not isinstance(alpha, torch.nn.Parameter):
-            self.register_buffer("alpha", alpha)
-        else:
-            self.alpha = alpha
+        _keep_alpha(self, alpha)
         self.dim = dim
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -79,6 +76,14 @@ class Entmax(torch.nn.Module):
         """The arguments, for printing."""
         shown = f"tensor of shape {tuple(self.alpha.shape)}" if isinstance(self.alpha, Tensor) else self.alpha
         return f"alpha={shown}, dim={self.dim}"
+
+
+def _keep_alpha(module: Entmax | EntmaxLoss, alpha: float | Tensor) -> None:
+    """Let a tensor move and be saved with the module, and a parameter be trained."""
+    if isinstance(alpha, Tensor) and not isinstance(alpha, torch.nn.Parameter):
+        module.register_buffer("alpha", alpha)
+    else:
+        module.alpha = alpha
 
 
 class SparsemaxLoss(torch.nn.Module):
@@ -110,11 +115,14 @@ class Entmax15Loss(torch.nn.Module):
 
 
 class EntmaxLoss(torch.nn.Module):
-    """Module form of `entmax_loss`, with its arguments."""
+    """Module form of `entmax_loss`, with its arguments; a tensor or parameter as alpha belongs to the module."""
 
-    def __init__(self, alpha: float, *, reduction: str = "mean", ignore_index: int = -100) -> None:
+    alpha: float | Tensor
+
+    def __init__(self, alpha: float | Tensor, *, reduction: str = "mean", ignore_index: int = -100) -> None:
         super().__init__()
-        self.alpha, self.reduction, self.ignore_index = alpha, reduction, ignore_index
+        _keep_alpha(self, alpha)
+        self.reduction, self.ignore_index = reduction, ignore_index
 
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
         """The loss of scores against class indices or probabilities."""

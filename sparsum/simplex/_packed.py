@@ -21,7 +21,7 @@ def packed_sparsemax(
     """
     scores = x.to(compute_dtype(x))
     with torch.no_grad():
-        packed, value, n_empty = _find(scores)
+        packed, value, n_empty = _find(scores.detach())  # no_grad alone would let forward-mode tangents through
     # The value without gradient, plus the derivative applied to zero: on the support, it is the change minus its mean.
     chosen = scores.reshape(-1).index_select(0, packed.flat)
     change = torch.where(chosen.isfinite(), chosen - chosen.detach(), 0.0)
@@ -39,4 +39,4 @@ def _find(scores: Tensor) -> tuple[Packed, Tensor, int]:
             return candidates.select(is_support), probs[is_support], 0
     probs = solve(scores, 2.0)
     packed, n_empty = support(probs)
-    return packed, probs.view(-1)[packed.flat], n_empty
+    return packed, probs.reshape(-1)[packed.flat], n_empty

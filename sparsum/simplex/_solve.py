@@ -53,12 +53,12 @@ def _solve_regular(
         found = solve_long(rows.contiguous(), peaks, exponent)
         if found is not None:
             packed, probs = found
-            return torch.zeros(rows.shape, dtype=rows.dtype, device=rows.device).put_(packed.flat, probs)
+            return rows.new_zeros(rows.numel()).index_copy_(0, packed.flat, probs).view(rows.shape)
     return (solve_traceable if traceable else solve_short)(rows - peak, exponent)
 
 
 def _solve_irregular(rows: Tensor, peak: Tensor) -> Tensor:
     """Rows whose maximum is +inf (its holders share the mass), -inf (nothing is allowed) or NaN."""
-    is_infinite = rows == torch.inf
+    is_infinite = (rows == torch.inf).to(rows.dtype)
     shares = is_infinite / is_infinite.sum(-1, keepdim=True).clamp_min(1)
-    return torch.where(peak.isnan(), torch.nan, shares).to(rows.dtype)
+    return torch.where(peak.isnan(), torch.nan, shares)

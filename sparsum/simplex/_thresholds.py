@@ -24,6 +24,8 @@ from sparsum.segments import Segments
 
 # Rows up to this size compare all pairs of entries; longer ones take Newton's steps.
 _PAIRWISE_SIZE = 32
+# ... unless there are so many that the pairs would need much memory.
+_PAIRWISE_NUMEL = 1 << 18
 # Newton's first guess, below the row's maximum of 0. Any guess in [-1, 0) works; this one saves steps on random scores.
 _FIRST_GUESS = -0.6
 # Both kinds of rows need about ten steps; the cap only ends a tie that rounding flips to and fro.
@@ -33,11 +35,15 @@ _MAX_STEPS = 64
 def solve_short(shifted: Tensor, exponent: int) -> Tensor:
     """Probabilities of rows that are read again at every step; ``shifted`` (*batch, n) has its maximum at 0."""
     z = shifted if exponent == 1 else shifted / exponent
-    if exponent == 1 and z.shape[-1] <= _PAIRWISE_SIZE:
-        threshold = _threshold_by_pairs(z)
-    else:
-        threshold = _threshold_by_steps(z, exponent)
-    return _power((z - threshold).relu_(), exponent)
+    if exponent == 1 and z.shape[-1] <= _PAIRWISE_SIZE and z.numel() <= _PAIRWISE_NUMEL:
+        return (z - _threshold_by_pairs(z)).relu_()
+    distance = (z - _threshold_by_steps(z, exponent)).relu_()
+    probs = _power(distance, exponent)
+    # On a long plateau, the rounding of the threshold adds up: then one more step, in the size of the distances.
+    if (probs.sum(-1) - 1).abs().amax().item() > _tolerance(z) / 2:
+        distance = (distance - _newton_step(distance, exponent) * distance.sign()).relu_()
+        probs = _power(distance, exponent)
+    return probs
 
 
 def solve_traceable(shifted: Tensor, exponent: int) -> Tensor:
@@ -49,7 +55,10 @@ def solve_traceable(shifted: Tensor, exponent: int) -> Tensor:
         threshold = _threshold_by_sort(z, exponent)
         for _ in range(2):  # cancellation in the cumulative sums costs digits, which two steps bring back
             threshold = threshold + _newton_step((z - threshold).relu(), exponent)
-    return _power((z - threshold).relu(), exponent)
+    distance = (z - threshold).relu()
+    # The rounding of the threshold adds up over a long plateau: the last step is taken in the size of the distances.
+    distance = (distance - _newton_step(distance, exponent) * distance.sign()).relu()
+    return _power(distance, exponent)
 
 
 def solve_packed(shifted: Tensor, segments: Segments, guess: Tensor, exponent: int) -> Tensor:

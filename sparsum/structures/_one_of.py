@@ -37,6 +37,11 @@ class OneOf(AbstractStructure):
         if self.n < 1:
             raise ValueError(f"n must be at least 1, got {self.n}: a structure without assignments has no distribution")
 
+    @property
+    def score_shape(self) -> tuple[int, ...]:
+        """The shape of one example's scores."""
+        return (self.n,)
+
     def argmax(
         self,
         scores: Tensor,  # shape: (*batch, n)

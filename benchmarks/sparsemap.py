@@ -1,0 +1,163 @@
+"""SparseMAP and top-k over structures: closed forms, the active set, and k-best search, forward and backward.
+
+The C++ engine of the paper's authors no longer installs, so its times cannot be measured in the same run. They are constants
+here, measured once on one core of a machine like this (CPU ms for a batch of 64, forward and backward). On a machine with
+CUDA the same tables are printed for the GPU. Run it with ``OMP_NUM_THREADS=1 python -m benchmarks.sparsemap``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import sparsum as sp
+from benchmarks.timing import describe, median_seconds
+from sparsum.solvers import AbstractSolver, ActiveSet, Nested, Systematic
+from sparsum.solvers._projections import bit_marginals
+from sparsum.structures._parts import Scores
+
+BATCH = 64
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ORIGINAL_TOPK_MS = 0.8
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the first table."""
+
+    name: str
+    structure: sp.Bits | sp.Budget
+    solver: AbstractSolver
+    original_ms: float
+
+
+ROWS = [
+    Row("Bits 32, nested", sp.Bits(32), Nested(), 42),
+    Row("Bits 32, systematic", sp.Bits(32), Systematic(), 42),
+    Row("Bits 128, nested", sp.Bits(128), Nested(), 282),
+    Row("Bits 128, systematic", sp.Bits(128), Systematic(), 282),
+    Row("Budget 128/64, systematic", sp.Budget(128, 64), Systematic(), 438),
+    Row("Bits 32, active set", sp.Bits(32), ActiveSet(), 42),
+    Row("Bits 128, active set", sp.Bits(128), ActiveSet(), 146),
+    Row("Budget 128/64, active set", sp.Budget(128, 64), ActiveSet(), 438),
+]
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The same random scores at every call."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=dtype).to(DEVICE)
+
+
+def milliseconds(function: Callable[[], object], *, turns: int = 5) -> float:
+    """Median time of a call, the device's work included."""
+
+    def complete() -> None:
+        function()
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
+
+    return 1e3 * median_seconds({"": complete}, seconds=0.5, turns=turns)[""]
+
+
+def forward_and_backward(scores: Tensor, structure: sp.AbstractStructure, solver: AbstractSolver) -> Callable[[], object]:
+    """A solve and the gradient of a weighted sum of its probabilities."""
+    scores = scores.clone().requires_grad_()
+
+    def call() -> object:
+        q = sp.sparsemap(scores, structure, solver=solver)
+        return torch.autograd.grad((q.probs * torch.arange(len(q.probs), device=DEVICE)).sum(), scores)
+
+    return call
+
+
+def solvers() -> None:
+    """All solvers on bits, against the original's times and the exact marginals."""
+    print(
+        f"{'batch 64, t ~ N(0, 1)':28} {'ms':>9} {'original':>9} {'faster':>8} {'atoms/row':>10} {'error of marginals':>20}"
+    )
+    for row in ROWS:
+        scores = normal(BATCH, row.structure.n)
+        ms = milliseconds(forward_and_backward(scores, row.structure, row.solver))
+        exact = scores.double()
+        q = sp.sparsemap(exact, row.structure, solver=row.solver)
+        error = (q.mean - bit_marginals(exact, row.structure)).abs().max().item()
+        atoms = q.n_atoms_per_row.double().mean().item()
+        print(f"{row.name:28} {ms:9.2f} {row.original_ms:9.0f} {row.original_ms / ms:7.1f}x {atoms:10.1f} {error:20.1e}")
+    uniform = torch.rand(BATCH, 128, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(DEVICE)
+    bound, rows, _ = sp.Budget(128, 40).rows(uniform)
+    solution = ActiveSet(strict=False).solve(rows, bound)
+    n_solved = int(solution.is_solved.sum())
+    print(
+        f"uniform scores, Budget(128, 40): {n_solved} of {BATCH} rows converged, {int(solution.steps.max())} steps at most\n"
+    )
+
+
+def topk() -> None:
+    """The k best of many bits, with their atoms."""
+    print(
+        f"k best bit vectors, batch {BATCH}, ms (the original's C++ enumeration took {ORIGINAL_TOPK_MS} for k = 10, n = 128)"
+    )
+    print(f"{'n':>8}" + "".join(f"{f'k={k}':>10}" for k in (10, 100, 500)))
+    for n in (32, 128, 512, 2048):
+        scores = normal(BATCH, n)
+        structure = sp.Bits(n)
+        times = [milliseconds(functools.partial(structure.topk, scores, k)) for k in (10, 100, 500)]
+        print(f"{n:8}" + "".join(f"{ms:10.2f}" for ms in times))
+    print()
+
+
+def searches() -> None:
+    """The active set over structures that need a search, batched and row by row."""
+    cases: list[tuple[str, sp.AbstractStructure, Scores]] = [
+        ("Sequence 20 x 10", sp.Sequence(20, 10), (normal(BATCH, 20, 10), normal(19, 10, 10))),
+        ("Matching 10 x 10", sp.Matching(10), normal(BATCH, 10, 10)),
+        ("Tree 10", sp.Tree(10), normal(BATCH, 10, 10)),
+    ]
+    print(f"{'active set, batch 64':24} {'ms':>10} {'row by row':>12} {'atoms/row':>10} {'steps/row':>10}")
+    for name, structure, scores in cases:
+        bound, rows, _ = structure.rows(scores)
+        tensors = rows if isinstance(rows, tuple) else (rows,)
+        solution = ActiveSet().solve(rows, bound)
+
+        def one_by_one(tensors: tuple[Tensor, ...] = tensors, structure: sp.AbstractStructure = structure) -> None:
+            for row in range(BATCH):
+                single = tuple(tensor[row] for tensor in tensors)
+                sp.sparsemap(single if len(single) > 1 else single[0], structure)
+
+        ms = milliseconds(functools.partial(sp.sparsemap, scores, structure), turns=2)
+        loop_ms = milliseconds(one_by_one, turns=1)
+        atoms, steps = solution.segments.lengths.double().mean(), solution.steps.double().mean()
+        print(f"{name:24} {ms:10.1f} {loop_ms:12.1f} {atoms:10.1f} {steps:10.1f}")
+    print()
+
+
+def cost_of_dimension() -> None:
+    """How the closed forms scale, marginals apart from the atoms."""
+    print(f"{'n':>8} {'batch':>6} {'marginals ms':>14} {'nested ms':>11} {'systematic ms':>14} {'atoms':>8}")
+    for n, batch in ((32, 64), (128, 64), (512, 64), (1024, 1), (4096, 1)):
+        scores = normal(batch, n)
+        structure = sp.Bits(n)
+        marginals = milliseconds(functools.partial(bit_marginals, scores, structure))
+        nested = milliseconds(functools.partial(sp.sparsemap, scores, structure, solver=Nested()))
+        systematic = milliseconds(functools.partial(sp.sparsemap, scores, structure, solver=Systematic()))
+        atoms = len(sp.sparsemap(scores, structure).atoms)
+        print(f"{n:8} {batch:6} {marginals:14.3f} {nested:11.2f} {systematic:14.2f} {atoms:8}")
+
+
+def main() -> None:
+    """Print all tables."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    print(f"{describe()}, on {DEVICE}\n")
+    solvers()
+    topk()
+    searches()
+    cost_of_dimension()
+
+
+if __name__ == "__main__":
+    main()

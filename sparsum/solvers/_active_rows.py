@@ -1,0 +1,365 @@
+"""The steps of the active set method, for many rows at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsum.solvers import _kkt
+from sparsum.structures import AbstractStructure
+from sparsum.structures._parts import Scores, flatten_parts, select_rows, unflatten_parts
+
+#: Residuals are rounded to multiples of this before the oracle sees them. Sums of such numbers are exact, so that ties are
+#: ties, and rounding errors do not choose between atoms.
+_GRID = 2.0**-36
+#: Steps from one correction of the targets to the next.
+_CORRECT_EVERY = 4
+#: A mean this close to the atom's coordinate is the coordinate.
+_SAME = 1e-13
+#: A squared distance to the affine hull below this share of the squared distance to the mean counts as 0.
+_DEPENDENT = 1e-13
+#: An atom this close to the others spoils the inverse when it leaves.
+_NEARLY_DEPENDENT = 1e-6
+#: A correction of the target above this says that the inverse is spoilt.
+_LOST = 1e-6
+#: And so does one below this.
+_NO_DISTANCE = 1e-22
+#: Probabilities below this are dropped.
+NEGLIGIBLE = 1e-12
+
+
+@dataclass(frozen=True)
+class Problem:
+    """SparseMAP on some rows: maximise b'mu - 1/2 sum_i w_i mu_i^2 over the mean vectors mu."""
+
+    structure: AbstractStructure
+    form: Scores  # any scores of this structure, for the shapes of their parts
+    linear: Tensor  # shape: (n_rows, n_parts), b, with 0 for forbidden parts
+    weight: Tensor  # shape: (n_parts,), w
+    is_forbidden: Tensor | None  # shape: (n_rows, n_parts), or None where nothing is
+
+    def select(self, index: Tensor) -> Problem:
+        """The problem on some of its rows."""
+        is_forbidden = None if self.is_forbidden is None else self.is_forbidden[index]
+        return Problem(self.structure.select(index), self.form, self.linear[index], self.weight, is_forbidden)
+
+    def best(
+        self,
+        flat: Tensor,  # shape: (n_rows, n_parts)
+    ) -> Tensor:
+        """The atom with the best score of each row: (n_rows, *event_shape)."""
+        if self.is_forbidden is not None:
+            flat = flat.masked_fill(self.is_forbidden, -torch.inf)
+        return self.structure.argmax(unflatten_parts(flat, like=self.form))
+
+    def vectors(
+        self,
+        atoms: Tensor,  # shape: (n_atoms, *event_shape)
+        row: Tensor | None = None,  # shape: (n_atoms,), the row of each; by default there is one atom per row
+    ) -> Tensor:
+        """The vectors of atoms as flat rows of parts in float64: (n_atoms, n_parts)."""
+        structure = self.structure if row is None else self.structure.select(row)
+        return flatten_parts(structure.vectors(atoms)).to(self.linear.dtype)
+
+    def residual(
+        self,
+        mean: Tensor,  # shape: (n_rows, n_parts)
+    ) -> Tensor:
+        """The gradient of the objective, r = b - W mu."""
+        return torch.addcmul(self.linear, self.weight, mean, value=-1)
+
+
+def violation(
+    vectors: Tensor,  # shape: (n_rows, n_parts), of the best atom under the residual
+    mean: Tensor,  # shape: (n_rows, n_parts)
+    residual: Tensor,  # shape: (n_rows, n_parts)
+) -> tuple[Tensor, Tensor]:
+    """The Frank-Wolfe gap <a - mu, r>, an upper bound of what the objective may still gain, and its resolution.
+
+    A gap below the resolution may be due to rounding, of the mean or of the residuals to the grid.
+    """
+    difference = vectors - mean
+    distance = difference.abs()
+    known = residual.masked_fill(distance < _SAME, 0)
+    return (difference * known).sum(-1), 4e-15 * known.abs().sum(-1) + _GRID * distance.sum(-1)
+
+
+class ActiveRows:
+    r"""The active sets of some rows, one slot per atom, and their steps.
+
+    Each row has atoms with vectors A, feasible probabilities :math:`\xi`, the *target* :math:`\hat\xi`, which solves the problem on
+    its atoms without :math:`\xi \ge 0`, the mean :math:`A \hat\xi`, and the reduced inverse K (see `_kkt`). A step adds an atom a or
+    drops the one in slot j, both by one direction v with sum 0:
+
+    - add: :math:`v = (\hat\xi + K A^\top W (a - A \hat\xi), -1)`, the atom's projection on the hull less the atom; K gains
+      :math:`v v^\top / s`, with :math:`s = \lVert A v \rVert_W^2`;
+    - drop: :math:`v = K e_j`; K loses :math:`v v^\top / v_j`.
+
+    Either way the target moves along v.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        ids: Tensor,  # shape: (n_rows,), names of the rows
+        atoms: Tensor,  # shape: (n_rows, n_slots, *event_shape)
+        probs: Tensor,  # shape: (n_rows, n_slots), feasible; 0 in empty slots
+        steps: Tensor,  # shape: (n_rows,), taken before
+        *,
+        tolerance: float,
+        max_steps: int,
+        is_snapped: bool,
+    ) -> None:
+        self.problem, self.ids, self.steps = problem, ids, steps.clone()
+        self.tolerance, self.max_steps, self.is_snapped = tolerance, max_steps, is_snapped
+        self.atoms, self.probs, self.is_active = atoms.clone(), probs.clone(), probs > 0
+        n_rows, n_slots = probs.shape
+        self.every = torch.arange(n_rows, device=ids.device)
+        vectors = problem.vectors(atoms.flatten(0, 1), self.every.repeat_interleave(n_slots))
+        vectors = vectors.reshape(n_rows, n_slots, problem.linear.shape[-1])
+        self.origin = vectors[:, 0].clone()
+        self.vectors = vectors - self.origin.unsqueeze(1)
+        self.inverse = probs.new_zeros(n_rows, n_slots, n_slots)
+        self.target, self.mean = self.probs.clone(), problem.linear.clone()
+        self.is_done = torch.zeros_like(ids, dtype=torch.bool)
+        self.slot = torch.zeros_like(ids)
+        self.n_steps, self.n_used, self.n_done = 0, n_slots, 0
+        self._restart(self.every)
+        self._settle(self.every)
+
+    def step(self) -> None:
+        """Add an atom to every row that is not done, and drop those whose probability hits 0 on the way to the target."""
+        self.n_steps += 1
+        if self.n_steps % _CORRECT_EVERY == 0:
+            self._correct()
+        residual = self.problem.residual(self.mean)
+        difference = self._ask(residual)
+        self.n_done = int(self.is_done.sum())
+        if self.n_done < len(self.ids):
+            self._add(residual, difference)
+            self._settle(self.every)
+
+    def _ask(
+        self,
+        residual: Tensor,  # shape: (n_rows, n_parts)
+    ) -> Tensor:
+        """Ask the oracle for the most violated constraint of each row, and put its atom into a free slot.
+
+        Rows without such a constraint, or without steps left, are done.
+
+        Returns:
+            The difference of the atom's vector to the mean, (n_rows, n_parts), and 0 for rows that were done before.
+        """
+        self._grow()
+        asked, problem, mean = self.every, self.problem, self.mean
+        if self.n_done:
+            asked = (~self.is_done).nonzero().squeeze(-1)
+            problem, mean, residual = self.problem.select(asked), self.mean[asked], residual[asked]
+        atoms = problem.best(torch.round(residual / _GRID) * _GRID if self.is_snapped else residual)
+        vectors = problem.vectors(atoms)
+        gap, resolution = violation(vectors, mean, residual)
+        self.is_done[asked] = (gap <= resolution.clamp_min(self.tolerance) / 2) | (self.steps[asked] >= self.max_steps)
+        slot = self.is_active[asked].to(torch.uint8).argmin(-1)
+        self.slot[asked] = slot
+        self.atoms[asked, slot] = atoms.to(self.atoms.dtype)
+        self.vectors[asked, slot] = vectors - self.origin[asked]
+        if not self.n_done:
+            return vectors - mean
+        return torch.zeros_like(self.mean).index_copy_(0, asked, vectors - mean)
+
+    def _add(
+        self,
+        residual: Tensor,  # shape: (n_rows, n_parts)
+        difference: Tensor,  # shape: (n_rows, n_parts), of the atom's vector to the mean
+    ) -> None:
+        """Add the atoms in `slot`."""
+        weight, slot, is_adding = self.problem.weight, self.slot.unsqueeze(-1), ~self.is_done
+        weighted = difference * weight
+        gradient = _kkt.apply(self.vectors, weighted)
+        gradient -= (weighted * (self.mean - self.origin)).sum(-1, keepdim=True)
+        direction = (self.target + _kkt.apply(self.inverse, gradient)).scatter_(1, slot, -1.0)
+        moved = _kkt.apply_transposed(self.vectors, direction)
+        distance, ascent = torch.mv(moved.square(), weight), -(residual * moved).sum(-1)
+        is_dependent = is_adding & (distance <= _DEPENDENT * (difference * weighted).sum(-1) + _NO_DISTANCE)
+        self.steps += is_adding
+        if bool(is_dependent.any()):
+            is_adding &= ~self._exchange(is_dependent, direction, moved, ascent / distance)
+        if self.n_done or not bool(is_adding.all()):
+            direction *= is_adding.unsqueeze(-1)
+            distance.masked_fill_(~is_adding, torch.inf)
+        length = (ascent / distance).unsqueeze(-1)
+        self.target.addcmul_(length, direction, value=-1)
+        self.mean.addcmul_(length, moved, value=-1)
+        self.inverse.addcmul_(direction.unsqueeze(-1), (direction / distance.unsqueeze(-1)).unsqueeze(-2))
+        self.is_active.scatter_(1, slot, self.is_active.gather(1, slot) | is_adding.unsqueeze(-1))
+
+    def _settle(
+        self,
+        index: Tensor,  # shape: (n,), rows
+    ) -> None:
+        """Go to the target; where a coordinate hits 0 on the way, drop it and go on to the target of the others."""
+        if not bool((self.target < 0).any()):
+            self.probs = self.target.clone()
+            return
+        index, slot = self._cut(index)
+        cut = index
+        while len(index):
+            self._drop(index, slot)
+            index, slot = self._cut(index)
+        if len(cut):
+            self.mean[cut] = self.origin[cut] + _kkt.apply_transposed(self.vectors[cut], self.target[cut])
+
+    def _cut(
+        self,
+        index: Tensor,  # shape: (n,), rows
+    ) -> tuple[Tensor, Tensor]:
+        """Go towards the target until a coordinate hits 0; the rows where one does, and its slot."""
+        probs, target = self.probs[index], self.target[index]
+        length, slot = torch.where(target < 0, probs / (probs - target), torch.inf).min(-1)
+        is_cut = length < 1
+        self.probs[index] = (probs + length.clamp_max(1).unsqueeze(-1) * (target - probs)).clamp_min_(0)
+        return index[is_cut], slot[is_cut]
+
+    def _drop(
+        self,
+        index: Tensor,  # shape: (n,), rows
+        slot: Tensor,  # shape: (n,), the slot of the atom to drop from each
+    ) -> None:
+        inverse, every = self.inverse[index], self.every[: len(index)]
+        direction = inverse[every, slot]
+        pivot = direction[every, slot]  # 1 / the squared distance of the atom to the hull of the others
+        self.target[index] -= (self.target[index, slot] / pivot).unsqueeze(-1) * direction
+        inverse.addcmul_(direction.unsqueeze(-1), (direction / pivot.unsqueeze(-1)).unsqueeze(-2), value=-1)
+        inverse[every, slot] = 0
+        inverse[every, :, slot] = 0
+        self.inverse[index] = inverse
+        for values in (self.is_active, self.probs, self.target):
+            values[index, slot] = 0
+        self.steps[index] += 1
+        # The inverse of a nearly dependent set is large: what is left of it after the drop is mostly rounding errors.
+        is_lost = pivot * torch.mv(self.vectors[index, slot].square(), self.problem.weight) > 1 / _NEARLY_DEPENDENT
+        if bool(is_lost.any()):
+            self._restart(index[is_lost])
+
+    def _correct(self) -> None:
+        """Move the targets by K A'r, which is 0 but for rounding, so that errors do not add up."""
+        residual, shift = self.problem.residual(self.mean), self.mean - self.origin
+        gradient = _kkt.apply(self.vectors, residual) - (residual * shift).sum(-1, keepdim=True)
+        correction = _kkt.apply(self.inverse, gradient) * (~self.is_done).unsqueeze(-1)
+        self.target += correction
+        self.target /= self.target.sum(-1, keepdim=True)
+        self.mean = self.origin + _kkt.apply_transposed(self.vectors, self.target)
+        is_lost = ~(correction.abs().amax(-1) <= _LOST)
+        if bool(is_lost.any()):
+            self._restart(is_lost.nonzero().squeeze(-1))
+
+    def _exchange(
+        self,
+        is_dependent: Tensor,  # shape: (n_rows,)
+        direction: Tensor,  # shape: (n_rows, n_slots)
+        moved: Tensor,  # shape: (n_rows, n_parts)
+        length: Tensor,  # shape: (n_rows,), to the best point along the direction
+    ) -> Tensor:
+        """Let atoms in the affine hull of the others, where w > 0, replace one of them.
+
+        Along the direction the quadratic term does not change and the linear one ascends: the row moves until a
+        coordinate hits 0. A row that would not move at all is done, as far as its accuracy goes.
+
+        Returns:
+            Which rows have been dealt with. Those whose best point comes before a coordinate hits 0 are left alone.
+        """
+        probs = self.target.clamp_min(0)
+        hit, leaving = torch.where(direction > _SAME, probs / direction, torch.inf).min(-1)
+        is_still = is_dependent & (moved.abs().amax(-1) <= 1e-11 * self.vectors.abs().amax((-2, -1)))
+        self.is_done |= is_still
+        is_swapped = is_dependent & ~is_still & ~(length < hit)
+        index = is_swapped.nonzero().squeeze(-1)
+        probs = (probs - hit.unsqueeze(-1) * direction)[index].clamp_min(0)
+        probs.scatter_(1, leaving[index].unsqueeze(-1), 0.0)
+        self.is_active[index, self.slot[index]] = True
+        self.is_active[index, leaving[index]] = False
+        self.probs[index] = probs / probs.sum(-1, keepdim=True)
+        self._restart(index)
+        return is_still | is_swapped
+
+    def _restart(self, index: Tensor) -> None:
+        """Compute the inverse, the target and the mean of some rows afresh."""
+        is_active, vectors, problem = self.is_active[index], self.vectors[index], self.problem
+        tangent = _kkt.Tangent.factor(_kkt.lifted_gram(vectors, problem.weight, is_active), is_active)
+        self.inverse[index] = tangent.inverse()
+        target, origin = self.probs[index], self.origin[index]
+        for _ in range(2):  # the second time to refine
+            residual = problem.linear[index] - problem.weight * (origin + _kkt.apply_transposed(vectors, target))
+            target = target + tangent.solve(_kkt.apply(vectors, residual))
+            target = target / target.sum(-1, keepdim=True)
+        self.target[index] = target
+        self.mean[index] = origin + _kkt.apply_transposed(vectors, target)
+
+    def _grow(self) -> None:
+        """More slots, if a row may have no free one."""
+        n_rows, n_slots = self.probs.shape
+        self.n_used += 1  # each step adds one atom at most
+        if self.n_used <= n_slots:
+            return
+        self.n_used = int(self.is_active.sum(-1).max()) + 1
+        if self.n_used <= n_slots:
+            return
+        n_more = max(8, n_slots // 8)
+        pad = torch.nn.functional.pad
+        self.probs, self.target = pad(self.probs, (0, n_more)), pad(self.target, (0, n_more))
+        self.is_active = pad(self.is_active, (0, n_more))
+        self.vectors = pad(self.vectors, (0, 0, 0, n_more))
+        self.inverse = pad(self.inverse, (0, n_more, 0, n_more))
+        self.atoms = torch.cat([self.atoms, self.atoms.new_zeros(n_rows, n_more, *self.atoms.shape[2:])], 1)
+
+    def take_done(self) -> Packed:
+        """Remove the rows that are done, and hand out their atoms."""
+        done, rest = self.is_done.nonzero().squeeze(-1), (~self.is_done).nonzero().squeeze(-1)
+        kept = self.is_active[done] & (self.probs[done] > NEGLIGIBLE)
+        packed = Packed(
+            self.atoms[done][kept],
+            self.probs[done][kept],
+            self.ids[done].repeat_interleave(kept.sum(-1)),
+            self.ids[done],
+            self.steps[done],
+        )
+        self.problem = self.problem.select(rest)
+        for name in (
+            "ids",
+            "steps",
+            "atoms",
+            "origin",
+            "vectors",
+            "inverse",
+            "probs",
+            "target",
+            "mean",
+            "is_active",
+            "slot",
+        ):
+            setattr(self, name, getattr(self, name)[rest])
+        self.is_done, self.n_done = self.is_done[rest], 0
+        self.every = self.every[: len(rest)]
+        return packed
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Atoms and probabilities of rows that are done."""
+
+    atoms: Tensor  # shape: (n_atoms, *event_shape)
+    probs: Tensor  # shape: (n_atoms,)
+    row: Tensor  # shape: (n_atoms,)
+    ids: Tensor  # shape: (n_rows,)
+    steps: Tensor  # shape: (n_rows,)
+
+    @classmethod
+    def concatenate(cls, pieces: list[Packed]) -> Packed:
+        """Several of them, one after the other."""
+        return cls(*(torch.cat(tensors) for tensors in zip(*(piece.tensors() for piece in pieces), strict=True)))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What it consists of."""
+        return self.atoms, self.probs, self.row, self.ids, self.steps
