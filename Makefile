@@ -35,6 +35,7 @@ bench: $(READY) ## Benchmarks against peers, on one CPU thread
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --requirement benchmarks/requirements.txt
 	$(BIN)/python -m benchmarks.simplex
 	$(BIN)/python -m benchmarks.expect
+	$(BIN)/python -m benchmarks.sparsemap
 
 clean: ## Remove .venv and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pathlib
 import re
+from typing import Any
 
 import pytest
 import torch
 
 import sparsum as sp
-from examples import digits
+from examples import digits, knapsack, latent_trees, matching
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -43,3 +44,12 @@ def test_the_demo_learns(method: str) -> None:
     assert result.accuracy > 15  # chance is 10
     assert result.calls == {"dense": 64, "sampled": 1}.get(method, result.calls)
     assert result.calls >= 1
+
+
+@pytest.mark.parametrize(
+    ("example", "wanted"), [(knapsack, 0.7), (matching, 0.9), (latent_trees, 0.7)], ids=lambda e: str(e)[-30:]
+)
+def test_the_examples_learn(example: Any, wanted: float) -> None:
+    before, after = example.main()
+    assert before < 0.5
+    assert after > wanted

@@ -306,7 +306,7 @@ class ActiveRows:
         self.n_used = int(self.is_active.sum(-1).max()) + 1
         if self.n_used <= n_slots:
             return
-        n_more = max(8, n_slots // 8)
+        n_more = max(12, n_slots // 4)
         pad = torch.nn.functional.pad
         self.probs, self.target = pad(self.probs, (0, n_more)), pad(self.target, (0, n_more))
         self.is_active = pad(self.is_active, (0, n_more))

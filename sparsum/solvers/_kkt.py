@@ -46,8 +46,7 @@ def lifted_gram(
 ) -> Tensor:
     """A'WA + 11', with the identity in empty slots: (n_rows, n_slots, n_slots)."""
     ones = is_active.to(vectors.dtype).unsqueeze(-1)
-    masked = vectors * ones
-    gram = torch.bmm(masked * weight, masked.mT).addcmul_(ones, ones.mT)
+    gram = torch.bmm(vectors * weight, vectors.mT).add_(1).mul_(ones).mul_(ones.mT)
     gram.diagonal(dim1=-2, dim2=-1).add_(1 - ones.squeeze(-1))
     return gram
 
