@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Segments"]
+__all__ = ["Segments", "positions_of"]
 
 # Rows of more entries than this on average count as long.
 _LONG = 64
@@ -86,6 +86,16 @@ class Segments:
         """Logarithm of the summed exponentials of each row of ``values`` of shape (n,); an empty row gives -inf."""
         peak = torch.nan_to_num(self.max(values), posinf=0.0, neginf=0.0)
         return self.sum((values - peak[self.row]).exp()).log() + peak
+
+
+def positions_of(
+    mask: Tensor,  # shape: (n,), bool
+    count: int,
+) -> Tensor:
+    """The positions of the ``count`` entries that are True; as their number is known, nothing waits for the device."""
+    if mask.is_cuda:  # where torch.nonzero_static does wait
+        return torch.searchsorted(mask.cumsum(0), torch.arange(1, count + 1, device=mask.device))
+    return torch.nonzero_static(mask, size=count).squeeze(-1)
 
 
 def _reduce(values: Tensor, row: Tensor, lengths: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 
@@ -125,3 +126,47 @@ def test_distributions(device: str) -> None:
     noise = torch.cat(noises)
     (gradient,) = torch.autograd.grad(value.sum(), weight)
     torch.testing.assert_close(gradient, (q.probs * noise * noise.cos()).sum())
+
+
+STRUCTURES: list[sp.AbstractStructure] = [
+    sp.OneOf(6),
+    sp.Groups(3, 4),
+    sp.Bits(40),
+    sp.Budget(40, 9),
+    sp.Subset(40, 9),
+    sp.Sequence(6, 4),
+    sp.Tree(5),
+    sp.Matching(5),
+    sp.Enumerated(torch.eye(6)),
+]
+
+
+@every_device
+@pytest.mark.parametrize("structure", STRUCTURES, ids=lambda structure: type(structure).__name__)
+def test_structures_have_the_same_atoms_everywhere(structure: sp.AbstractStructure, device: str) -> None:
+    t = torch.randn(16, *structure.score_shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    solvers: list[sp.solvers.AbstractSolver | None] = [None, sp.solvers.ActiveSet()]
+    if isinstance(structure, sp.Bits):
+        solvers.append(sp.solvers.Systematic())
+    for solver in solvers:
+        results = []
+        for place in ("cpu", device):
+            leaf = t.to(place).requires_grad_()
+            q = sp.sparsemap(leaf, structure, solver=solver)
+            (gradient,) = torch.autograd.grad((q.entropy() + q.mean.flatten(1).sin().sum(-1)).sum(), leaf)
+            results.append((q.atoms.cpu(), q.row.cpu(), q.probs.detach().cpu(), gradient.cpu()))
+        for there, here in zip(results[1], results[0], strict=True):
+            torch.testing.assert_close(there, here, atol=1e-7, rtol=1e-6)
+    best = structure.topk(t, 7)
+    assert torch.equal(structure.topk(t.to(device), 7).cpu(), best)
+    few = sp.topk_sparsemax(t.to(device), structure, 7)
+    torch.testing.assert_close(few.probs.cpu(), sp.topk_sparsemax(t, structure, 7).probs)
+
+
+@every_device
+def test_closed_forms_wait_once(device: str) -> None:
+    t = torch.randn(64, 128, generator=torch.Generator().manual_seed(0)).to(device)
+    for structure in (sp.Bits(128), sp.Budget(128, 64), sp.Subset(128, 64)):
+        assert n_waits(functools.partial(sp.sparsemap, t, structure), device) <= 1
+    assert n_waits(lambda: sp.sparsemap(t.reshape(64, 8, 16), sp.Groups(8, 16)), device) <= 2
+    assert n_waits(lambda: sp.Bits(128).topk(t, 10), device) == 0

@@ -34,7 +34,8 @@ def projection_by_root_finding(t: Tensor, structure: Bitwise) -> Tensor:
     low, high = target.min().item() - 2, target.max().item() + 1
     if excess(low) <= 0:
         return torch.ones_like(t)
-    return (target - brentq(excess, low, high, xtol=1e-15)).clamp(0, 1)
+    root: float = brentq(excess, low, high, xtol=1e-15)
+    return (target - root).clamp(0, 1)
 
 
 def is_member(atoms: Tensor, structure: Bitwise) -> Tensor:
@@ -119,7 +120,8 @@ def test_gradients_of_linear_and_quadratic_losses(structure: sp.AbstractStructur
     matrix = scores(12, 12, seed=1)
 
     def linear(t: Tensor) -> Tensor:
-        return (sp.sparsemap(t, structure, solver=solver).mean.flatten(1) * matrix[0, : t[0].numel()]).sum(-1)
+        mean: Tensor = sp.sparsemap(t, structure, solver=solver).mean
+        return (mean.flatten(1) * matrix[0, : t[0].numel()]).sum(-1)
 
     def quadratic(t: Tensor) -> Tensor:
         q = sp.sparsemap(t, structure, solver=solver)
@@ -153,10 +155,10 @@ def test_forbidden_and_certain_bits() -> None:
         assert q.mean.isfinite().all()
     with pytest.raises(ValueError, match="row 1 allows nothing"):
         sp.sparsemap(torch.tensor([[0.0, 0.0], [-torch.inf, 0.0]]), sp.Subset(2, 2))
-    for structure in (sp.Bits(2), sp.Budget(2, 1), sp.Subset(2, 1), sp.Groups(1, 2)):
-        bad = torch.tensor([[0.0, torch.nan]]).reshape(1, *structure.score_shape)
+    for any_structure in (sp.Bits(2), sp.Budget(2, 1), sp.Subset(2, 1), sp.Groups(1, 2)):
+        bad = torch.tensor([[0.0, torch.nan]]).reshape(1, *any_structure.score_shape)
         with pytest.raises(ValueError, match="row 0 has a NaN"):
-            sp.sparsemap(bad, structure)
+            sp.sparsemap(bad, any_structure)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsum.segments import Segments
+from sparsum.segments import Segments, positions_of
 from sparsum.simplex._thresholds import solve_packed, threshold_of
 
 # Rows from this size on, on the CPU, are read in blocks. Shorter ones fit the cache and are read again instead.
@@ -61,7 +61,7 @@ def support(probs: Tensor, is_bad: Tensor | None = None) -> tuple[Packed, int]:
     is_positive = probs > 0
     lengths = is_positive.sum(-1)
     n_entries, n_bad = torch.stack([lengths.sum(), _count_bad(lengths, is_bad)]).tolist()
-    flat = torch.nonzero_static(is_positive.reshape(-1), size=n_entries).squeeze(-1)
+    flat = positions_of(is_positive.reshape(-1), n_entries)
     return Packed(flat, Segments.from_lengths(lengths, n_entries)), n_bad
 
 

@@ -26,6 +26,8 @@ _NEARLY_DEPENDENT = 1e-6
 _LOST = 1e-6
 #: And so does one below this.
 _NO_DISTANCE = 1e-22
+#: A target above minus this is not negative, but 0: rounding does not choose which atoms to drop.
+_ZERO = 1e-14
 #: Probabilities below this are dropped.
 NEGLIGIBLE = 1e-12
 
@@ -200,8 +202,8 @@ class ActiveRows:
         index: Tensor,  # shape: (n,), rows
     ) -> None:
         """Go to the target; where a coordinate hits 0 on the way, drop it and go on to the target of the others."""
-        if not bool((self.target < 0).any()):
-            self.probs = self.target.clone()
+        if not bool((self.target < -_ZERO).any()):
+            self.probs = self.target.clamp_min(0)
             return
         index, slot = self._cut(index)
         cut = index
@@ -217,7 +219,7 @@ class ActiveRows:
     ) -> tuple[Tensor, Tensor]:
         """Go towards the target until a coordinate hits 0; the rows where one does, and its slot."""
         probs, target = self.probs[index], self.target[index]
-        length, slot = torch.where(target < 0, probs / (probs - target), torch.inf).min(-1)
+        length, slot = torch.where(target < -_ZERO, probs / (probs - target), torch.inf).min(-1)
         is_cut = length < 1
         self.probs[index] = (probs + length.clamp_max(1).unsqueeze(-1) * (target - probs)).clamp_min_(0)
         return index[is_cut], slot[is_cut]

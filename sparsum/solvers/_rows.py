@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsum.segments import Segments
+from sparsum.segments import Segments, positions_of
 
 _SHOWN_ROWS = 5
 
@@ -20,8 +20,7 @@ def pack_kept(
     n, n_bad = torch.stack([lengths.sum(), is_bad.sum()]).tolist()
     if n_bad:
         raise_bad_rows(is_bad, flat)
-    position = torch.nonzero_static(kept.reshape(-1), size=n).squeeze(-1)
-    return position % kept.shape[-1], Segments.from_lengths(lengths, n)
+    return positions_of(kept.reshape(-1), n) % kept.shape[-1], Segments.from_lengths(lengths, n)
 
 
 def raise_bad_rows(is_bad: Tensor, flat: Tensor) -> None:
