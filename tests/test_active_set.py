@@ -226,7 +226,7 @@ def test_it_agrees_with_a_generic_solver(name: str, scale: float) -> None:
         1e6 * normal(4, 40),
         torch.cat([normal(4, 38), torch.tensor([[1e30, -1e30]]).expand(4, 2)], -1),
     ],
-    ids="normal integer half zero one equal minus uniform small large huge".split(),
+    ids=["normal", "integer", "half", "zero", "one", "equal", "minus", "uniform", "small", "large", "huge"],
 )
 def test_marginals_of_bits_are_a_clamp(most: int, is_symmetric: bool, scores: Tensor) -> None:
     structure = SomeBits(40, most, is_symmetric)
@@ -408,7 +408,7 @@ def test_a_start_may_repeat_depend_and_be_forbidden() -> None:
     check(ActiveSet(start=every).solve(scores, structure), structure, scores)
     check(ActiveSet(start=every[:, -1:]).solve(scores, structure), structure, scores)
     for bad in (every[:2], every[..., :3], every[:, :0], (every[0], torch.zeros(16, dtype=torch.int64))):
-        with pytest.raises(ValueError, match="start must"):
+        with pytest.raises(ValueError, match=r"start must .*\(atoms, row\)"):
             ActiveSet(start=bad).solve(scores, structure)
 
 
@@ -441,12 +441,13 @@ def test_a_loose_tolerance_stops_early() -> None:
     assert int(loose.steps.sum()) < int(tight.steps.sum())
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_scores_that_are_no_numbers(bad: float) -> None:
+def test_scores_that_are_no_numbers() -> None:
     scores = normal(4, 3)
-    scores[1, 2] = scores[3, 0] = bad
-    with pytest.raises(ValueError, match=r"row 1 holds a NaN or \+inf, row 3 .* \(of 4\)"):
+    scores[1, 2] = scores[3, 0] = torch.nan
+    with pytest.raises(ValueError, match=r"row 1 has a NaN, row 3 has a NaN \(of 4\)"):
         ActiveSet().solve(scores, SomeBits(3, 2))
+    with pytest.raises(ValueError, match=r"below \+inf; rows \[1, 3\]"):
+        ActiveSet().solve(scores.nan_to_num(torch.inf), SomeBits(3, 2))
 
 
 def test_nothing_allowed() -> None:

@@ -88,6 +88,20 @@ def test_fast_ways_agree_with_the_sort_on_rows_of_every_length(size: int, scale:
         torch.testing.assert_close(mapping(x), _thresholds.solve_traceable(shifted, exponent), atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [33, 1000, 8000])
+def test_the_steps_of_a_gpu_suffice(size: int, dtype: torch.dtype, generator: torch.Generator) -> None:
+    """A number of steps that is fixed beforehand ends where the steps that look at their progress end."""
+    normal = torch.randn(50, size, generator=generator, dtype=dtype)
+    for x in (normal, 1e-4 * normal, 0 * normal, -normal.abs().pow(8), normal.round()):
+        for exponent in (1, 2):
+            z = (x - x.amax(-1, keepdim=True)) / exponent
+            enough = _thresholds._threshold_by_enough_steps(z, exponent)
+            torch.testing.assert_close(
+                enough, _thresholds._threshold_by_steps(z, exponent), atol=8 * torch.finfo(dtype).eps, rtol=0
+            )
+
+
 def test_long_rows_are_packed_only_where_the_support_is_small(generator: torch.Generator) -> None:
     sparse = torch.randn(2, 10_000, generator=generator)
     dense = torch.zeros(2, 10_000)

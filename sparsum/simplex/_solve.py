@@ -43,12 +43,13 @@ def _solve_regular(
 ) -> Tensor:
     """Rows with a finite maximum."""
     if isinstance(alpha, Tensor):
-        return solve_any_alpha(rows - peak, alpha, traceable=traceable)
+        # On a GPU a fixed number of steps, as in a graph: nothing waits for the device.
+        return solve_any_alpha(rows - peak, alpha, traceable=traceable or rows.is_cuda)
     if alpha == 1.0:
         return torch.softmax(rows, -1)
     exponent = _EXPONENTS.get(alpha)
     if exponent is None:
-        return solve_any_alpha(rows - peak, torch.full_like(peak, alpha), traceable=traceable)
+        return _solve_regular(rows, peak, torch.full_like(peak, alpha), None, traceable=traceable)
     if peaks is not None:
         found = solve_long(rows.contiguous(), peaks, exponent)
         if found is not None:

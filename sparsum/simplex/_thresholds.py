@@ -17,6 +17,8 @@ References:
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -40,7 +42,7 @@ def solve_short(shifted: Tensor, exponent: int) -> Tensor:
     distance = (z - _threshold_by_steps(z, exponent)).relu_()
     probs = _power(distance, exponent)
     # On a long plateau, the rounding of the threshold adds up: then one more step, in the size of the distances.
-    if (probs.sum(-1) - 1).abs().amax().item() > _tolerance(z) / 2:
+    if z.is_cuda or (probs.sum(-1) - 1).abs().amax().item() > _tolerance(z) / 2:
         distance = (distance - _newton_step(distance, exponent) * distance.sign()).relu_()
         probs = _power(distance, exponent)
     return probs
@@ -96,6 +98,8 @@ def _threshold_by_steps(z: Tensor, exponent: int) -> Tensor:
     The first guess may lie above the root, so the first step may go down and widen the support. From then on it only
     shrinks, which is enforced for e = 1: a tie at the threshold must not flip to and fro by rounding.
     """
+    if z.is_cuda:
+        return _threshold_by_enough_steps(z, exponent)
     threshold = z.new_full((*z.shape[:-1], 1), _FIRST_GUESS)
     distance, last_count = torch.empty_like(z), threshold
     for step_number in range(_MAX_STEPS):
@@ -115,6 +119,20 @@ def _threshold_by_steps(z: Tensor, exponent: int) -> Tensor:
         if is_done:
             break
     return threshold
+
+
+def _threshold_by_enough_steps(z: Tensor, exponent: int) -> Tensor:
+    r"""As many steps as suffice for any row, so that nothing waits for the device to tell whether they did.
+
+    For any convex f, Newton's steps from below have :math:`f_{k+1} / f_k + f'_{k+1} / f'_k \le 1`, so that
+    :math:`|f_k f'_k| \le 4^{-k} |f_0 f'_0|`. Here :math:`|f_0 f'_0| \le n^{2/e}` and :math:`|f'_k| \ge 1`.
+    """
+    bits = -math.log2(torch.finfo(z.dtype).eps) + 2 * math.log2(z.shape[-1]) / exponent
+    threshold = torch.full_like(z[..., :1], _FIRST_GUESS)
+    threshold = threshold + _newton_step((z - threshold).relu_(), exponent)
+    for _ in range(math.ceil(bits / 2)):
+        threshold = threshold + _newton_step((z - threshold).relu_(), exponent).clamp_min_(0)
+    return threshold + _newton_step((z - threshold).relu_(), exponent)
 
 
 def _newton_step(distance: Tensor, exponent: int) -> Tensor:

@@ -2,104 +2,62 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from sparsum.solvers import _kkt
-from sparsum.structures import AbstractStructure
-from sparsum.structures._parts import Scores, flatten_parts, select_rows, unflatten_parts
+from sparsum.solvers._problem import GRID, Packed, Problem, violation
 
-#: Residuals are rounded to multiples of this before the oracle sees them. Sums of such numbers are exact, so that ties are
-#: ties, and rounding errors do not choose between atoms.
-_GRID = 2.0**-36
 #: Steps from one correction of the targets to the next.
 _CORRECT_EVERY = 4
-#: A mean this close to the atom's coordinate is the coordinate.
-_SAME = 1e-13
-#: A squared distance to the affine hull below this share of the squared distance to the mean counts as 0.
-_DEPENDENT = 1e-13
-#: An atom this close to the others spoils the inverse when it leaves.
-_NEARLY_DEPENDENT = 1e-6
 #: A correction of the target above this says that the inverse is spoilt.
 _LOST = 1e-6
-#: And so does one below this.
-_NO_DISTANCE = 1e-22
+#: An atom whose squared distance to the hull of the others is below this share of its size spoils the inverse by leaving.
+_NEARLY_DEPENDENT = 1e-6
+#: An atom whose squared distance to the hull is below this share of that to the mean, or below the second, lies in the hull.
+_DEPENDENT, _NO_DISTANCE = 1e-13, 1e-22
 #: A target above minus this is not negative, but 0: rounding does not choose which atoms to drop.
 _ZERO = 1e-14
-#: Probabilities below this are dropped.
+#: Probabilities below this are dropped in the end.
 NEGLIGIBLE = 1e-12
+#: What a row consists of: these tensors lose the rows that are done.
+_PER_ROW = (
+    "ids",
+    "steps",
+    "atoms",
+    "origin",
+    "vectors",
+    "inverse",
+    "probs",
+    "target",
+    "mean",
+    "is_active",
+    "slot",
+    "is_done",
+)
 
 
-@dataclass(frozen=True)
-class Problem:
-    """SparseMAP on some rows: maximise b'mu - 1/2 sum_i w_i mu_i^2 over the mean vectors mu."""
-
-    structure: AbstractStructure
-    form: Scores  # any scores of this structure, for the shapes of their parts
-    linear: Tensor  # shape: (n_rows, n_parts), b, with 0 for forbidden parts
-    weight: Tensor  # shape: (n_parts,), w
-    is_forbidden: Tensor | None  # shape: (n_rows, n_parts), or None where nothing is
-
-    def select(self, index: Tensor) -> Problem:
-        """The problem on some of its rows."""
-        is_forbidden = None if self.is_forbidden is None else self.is_forbidden[index]
-        return Problem(self.structure.select(index), self.form, self.linear[index], self.weight, is_forbidden)
-
-    def best(
-        self,
-        flat: Tensor,  # shape: (n_rows, n_parts)
-    ) -> Tensor:
-        """The atom with the best score of each row: (n_rows, *event_shape)."""
-        if self.is_forbidden is not None:
-            flat = flat.masked_fill(self.is_forbidden, -torch.inf)
-        return self.structure.argmax(unflatten_parts(flat, like=self.form))
-
-    def vectors(
-        self,
-        atoms: Tensor,  # shape: (n_atoms, *event_shape)
-        row: Tensor | None = None,  # shape: (n_atoms,), the row of each; by default there is one atom per row
-    ) -> Tensor:
-        """The vectors of atoms as flat rows of parts in float64: (n_atoms, n_parts)."""
-        structure = self.structure if row is None else self.structure.select(row)
-        return flatten_parts(structure.vectors(atoms)).to(self.linear.dtype)
-
-    def residual(
-        self,
-        mean: Tensor,  # shape: (n_rows, n_parts)
-    ) -> Tensor:
-        """The gradient of the objective, r = b - W mu."""
-        return torch.addcmul(self.linear, self.weight, mean, value=-1)
-
-
-def violation(
-    vectors: Tensor,  # shape: (n_rows, n_parts), of the best atom under the residual
-    mean: Tensor,  # shape: (n_rows, n_parts)
-    residual: Tensor,  # shape: (n_rows, n_parts)
+def _first_hit(
+    length: Tensor,  # shape: (n_rows, n_slots), after which each coordinate is 0
 ) -> tuple[Tensor, Tensor]:
-    """The Frank-Wolfe gap <a - mu, r>, an upper bound of what the objective may still gain, and its resolution.
-
-    A gap below the resolution may be due to rounding, of the mean or of the residuals to the grid.
-    """
-    difference = vectors - mean
-    distance = difference.abs()
-    known = residual.masked_fill(distance < _SAME, 0)
-    return (difference * known).sum(-1), 4e-15 * known.abs().sum(-1) + _GRID * distance.sum(-1)
+    """The least of each row, and the first slot that has it up to rounding."""
+    least = length.amin(-1)
+    return least, (length <= (least * (1 + 1e-10) + _ZERO).unsqueeze(-1)).to(torch.uint8).argmax(-1)
 
 
 class ActiveRows:
     r"""The active sets of some rows, one slot per atom, and their steps.
 
-    Each row has atoms with vectors A, feasible probabilities :math:`\xi`, the *target* :math:`\hat\xi`, which solves the problem on
-    its atoms without :math:`\xi \ge 0`, the mean :math:`A \hat\xi`, and the reduced inverse K (see `_kkt`). A step adds an atom a or
-    drops the one in slot j, both by one direction v with sum 0:
+    Each row has atoms with vectors A, probabilities :math:`\xi`, the *target* :math:`\hat\xi`, which solves the problem on
+    its atoms without :math:`\xi \ge 0`, the mean :math:`A \hat\xi`, and the reduced inverse K (see `_kkt`). An atom a is
+    added, and the one in slot j is dropped, both by one direction v with sum 0, along which the target moves:
 
-    - add: :math:`v = (\hat\xi + K A^\top W (a - A \hat\xi), -1)`, the atom's projection on the hull less the atom; K gains
-      :math:`v v^\top / s`, with :math:`s = \lVert A v \rVert_W^2`;
+    - add: :math:`v = (\hat\xi + K A^\top W (a - A \hat\xi), -1)`, the projection of a on the hull of the others less a; K
+      gains :math:`v v^\top / s`, with the squared distance to the hull :math:`s = \lVert A v \rVert_W^2`;
     - drop: :math:`v = K e_j`; K loses :math:`v v^\top / v_j`.
 
-    Either way the target moves along v.
+    Vectors are stored relative to the row's first atom, its *origin*, which changes nothing above: parts that all atoms of
+    a row share are then exactly 0, however large their scores. Between steps all rows are at their targets.
     """
 
     def __init__(
@@ -121,7 +79,7 @@ class ActiveRows:
         self.every = torch.arange(n_rows, device=ids.device)
         vectors = problem.vectors(atoms.flatten(0, 1), self.every.repeat_interleave(n_slots))
         vectors = vectors.reshape(n_rows, n_slots, problem.linear.shape[-1])
-        self.origin = vectors[:, 0].clone()
+        self.origin = vectors[self.every, self.is_active.to(torch.uint8).argmax(-1)]
         self.vectors = vectors - self.origin.unsqueeze(1)
         self.inverse = probs.new_zeros(n_rows, n_slots, n_slots)
         self.target, self.mean = self.probs.clone(), problem.linear.clone()
@@ -129,7 +87,7 @@ class ActiveRows:
         self.slot = torch.zeros_like(ids)
         self.n_steps, self.n_used, self.n_done = 0, n_slots, 0
         self._restart(self.every)
-        self._settle(self.every)
+        self._settle()
 
     def step(self) -> None:
         """Add an atom to every row that is not done, and drop those whose probability hits 0 on the way to the target."""
@@ -141,7 +99,7 @@ class ActiveRows:
         self.n_done = int(self.is_done.sum())
         if self.n_done < len(self.ids):
             self._add(residual, difference)
-            self._settle(self.every)
+            self._settle()
 
     def _ask(
         self,
@@ -159,10 +117,10 @@ class ActiveRows:
         if self.n_done:
             asked = (~self.is_done).nonzero().squeeze(-1)
             problem, mean, residual = self.problem.select(asked), self.mean[asked], residual[asked]
-        atoms = problem.best(torch.round(residual / _GRID) * _GRID if self.is_snapped else residual)
+        atoms = problem.best(torch.round(residual / GRID) * GRID if self.is_snapped else residual)
         vectors = problem.vectors(atoms)
         gap, resolution = violation(vectors, mean, residual)
-        self.is_done[asked] = (gap <= resolution.clamp_min(self.tolerance) / 2) | (self.steps[asked] >= self.max_steps)
+        self.is_done[asked] |= (gap <= resolution.clamp_min(self.tolerance) / 2) | (self.steps[asked] >= self.max_steps)
         slot = self.is_active[asked].to(torch.uint8).argmin(-1)
         self.slot[asked] = slot
         self.atoms[asked, slot] = atoms.to(self.atoms.dtype)
@@ -197,15 +155,12 @@ class ActiveRows:
         self.inverse.addcmul_(direction.unsqueeze(-1), (direction / distance.unsqueeze(-1)).unsqueeze(-2))
         self.is_active.scatter_(1, slot, self.is_active.gather(1, slot) | is_adding.unsqueeze(-1))
 
-    def _settle(
-        self,
-        index: Tensor,  # shape: (n,), rows
-    ) -> None:
+    def _settle(self) -> None:
         """Go to the target; where a coordinate hits 0 on the way, drop it and go on to the target of the others."""
         if not bool((self.target < -_ZERO).any()):
             self.probs = self.target.clamp_min(0)
             return
-        index, slot = self._cut(index)
+        index, slot = self._cut(self.every)
         cut = index
         while len(index):
             self._drop(index, slot)
@@ -219,7 +174,7 @@ class ActiveRows:
     ) -> tuple[Tensor, Tensor]:
         """Go towards the target until a coordinate hits 0; the rows where one does, and its slot."""
         probs, target = self.probs[index], self.target[index]
-        length, slot = torch.where(target < -_ZERO, probs / (probs - target), torch.inf).min(-1)
+        length, slot = _first_hit(torch.where(target < -_ZERO, probs / (probs - target), torch.inf))
         is_cut = length < 1
         self.probs[index] = (probs + length.clamp_max(1).unsqueeze(-1) * (target - probs)).clamp_min_(0)
         return index[is_cut], slot[is_cut]
@@ -229,6 +184,7 @@ class ActiveRows:
         index: Tensor,  # shape: (n,), rows
         slot: Tensor,  # shape: (n,), the slot of the atom to drop from each
     ) -> None:
+        """Drop one atom from each of some rows; the mean is left as it was."""
         inverse, every = self.inverse[index], self.every[: len(index)]
         direction = inverse[every, slot]
         pivot = direction[every, slot]  # 1 / the squared distance of the atom to the hull of the others
@@ -256,6 +212,7 @@ class ActiveRows:
         is_lost = ~(correction.abs().amax(-1) <= _LOST)
         if bool(is_lost.any()):
             self._restart(is_lost.nonzero().squeeze(-1))
+            self._settle()
 
     def _exchange(
         self,
@@ -273,7 +230,7 @@ class ActiveRows:
             Which rows have been dealt with. Those whose best point comes before a coordinate hits 0 are left alone.
         """
         probs = self.target.clamp_min(0)
-        hit, leaving = torch.where(direction > _SAME, probs / direction, torch.inf).min(-1)
+        hit, leaving = _first_hit(torch.where(direction > _ZERO, probs / direction, torch.inf))
         is_still = is_dependent & (moved.abs().amax(-1) <= 1e-11 * self.vectors.abs().amax((-2, -1)))
         self.is_done |= is_still
         is_swapped = is_dependent & ~is_still & ~(length < hit)
@@ -328,40 +285,7 @@ class ActiveRows:
             self.steps[done],
         )
         self.problem = self.problem.select(rest)
-        for name in (
-            "ids",
-            "steps",
-            "atoms",
-            "origin",
-            "vectors",
-            "inverse",
-            "probs",
-            "target",
-            "mean",
-            "is_active",
-            "slot",
-        ):
+        for name in _PER_ROW:
             setattr(self, name, getattr(self, name)[rest])
-        self.is_done, self.n_done = self.is_done[rest], 0
-        self.every = self.every[: len(rest)]
+        self.every, self.n_done = self.every[: len(rest)], 0
         return packed
-
-
-@dataclass(frozen=True)
-class Packed:
-    """Atoms and probabilities of rows that are done."""
-
-    atoms: Tensor  # shape: (n_atoms, *event_shape)
-    probs: Tensor  # shape: (n_atoms,)
-    row: Tensor  # shape: (n_atoms,)
-    ids: Tensor  # shape: (n_rows,)
-    steps: Tensor  # shape: (n_rows,)
-
-    @classmethod
-    def concatenate(cls, pieces: list[Packed]) -> Packed:
-        """Several of them, one after the other."""
-        return cls(*(torch.cat(tensors) for tensors in zip(*(piece.tensors() for piece in pieces), strict=True)))
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """What it consists of."""
-        return self.atoms, self.probs, self.row, self.ids, self.steps

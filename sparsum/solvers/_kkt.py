@@ -5,9 +5,10 @@ For the columns A of one row (the vectors of its atoms) and weights w, the probl
 .. math:: \max_\xi\; b^\top A \xi - \tfrac12 \xi^\top A^\top W A \xi \quad\text{subject to}\quad 1^\top \xi = 1.
 
 Its solution moves with :math:`c = A^\top b` by the *reduced inverse* :math:`K = S - S 1 1^\top S / (1^\top S 1)`, where
-:math:`S = (A^\top W A + 1 1^\top)^{-1}`: :math:`\xi = p + K A^\top (b - W A p)` for every p that sums to 1. K is the block of the
-atoms in the inverse of the bordered KKT matrix. Unlike the Gram matrix, which is singular when the zero vector is an atom,
-:math:`A^\top W A + 1 1^\top` is regular exactly when the atoms are affinely independent where w > 0.
+:math:`S = (A^\top W A + 1 1^\top)^{-1}`: :math:`\xi = p + K A^\top (b - W A p)` for every p that sums to 1. K is the block
+of the atoms in the inverse of the bordered KKT matrix, and K 1 = 0: a constant added to all vectors changes nothing.
+Unlike the Gram matrix, which is singular when the zero vector is an atom, :math:`A^\top W A + 1 1^\top` is regular exactly
+when the atoms are affinely independent where w > 0.
 
 All functions take rows padded to the same number of slots; an empty slot is marked by ``is_active``.
 """
