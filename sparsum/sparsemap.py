@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from sparsum.distribution import SparseDistribution
 from sparsum.simplex import sparsemax
 from sparsum.simplex._blocks import support
 from sparsum.solvers import AbstractSolver
 from sparsum.solvers._default import default_solver
-from sparsum.solvers._rows import raise_bad_rows
-from sparsum.structures import AbstractStructure
+from sparsum.solvers._rows import is_unusable, raise_bad_rows
+from sparsum.structures import AbstractStructure, OneOf
 from sparsum.structures._parts import Scores, flatten_parts, tensors_of
 
 
@@ -39,7 +41,7 @@ def sparsemap(
     tensor([[0.7500, 0.2500]])
 
     Args:
-        scores: one score per part of the structure; -inf forbids.
+        scores: one score per part of the structure; -inf forbids, +inf is an error (except over `OneOf`).
         structure: the set of assignments.
         solver: by default a closed form where there is one, else `sparsum.solvers.ActiveSet`.
 
@@ -49,7 +51,7 @@ def sparsemap(
 
     Raises:
         TypeError: if the scores are not floating-point, or the solver does not take the structure.
-        ValueError: if the shape of the scores does not fit, or rows hold a NaN or allow nothing; rows are named.
+        ValueError: if the shape of the scores does not fit, or rows hold a NaN or +inf or allow nothing; rows are named.
         NotConverged: if a solver runs out of steps.
 
     References:
@@ -58,7 +60,7 @@ def sparsemap(
     """
     _check_structure(structure)
     if solver is not None and not isinstance(solver, AbstractSolver):
-        raise TypeError(f"solver must be a solver such as sparsum.solvers.ActiveSet(), got {type(solver).__name__}")
+        raise TypeError(f"solver must be a solver such as sparsum.solvers.ActiveSet(), got {_kind(solver)}")
     bound, rows, batch_shape = structure.rows(scores)
     solution = (default_solver(structure) if solver is None else solver).solve(rows, bound)
     return SparseDistribution._from_segments(
@@ -89,7 +91,7 @@ def topk_sparsemax(
     (tensor([0.6000, 0.4000, 1.0000]), tensor([False,  True]))
 
     Args:
-        scores: one score per part of the structure; -inf forbids.
+        scores: one score per part of the structure; -inf forbids, +inf is an error (except over `OneOf`).
         structure: any structure; its own `topk` is used, or a search that needs its `argmax` alone.
         k: the largest number of atoms per row, at least 1.
 
@@ -98,7 +100,7 @@ def topk_sparsemax(
 
     Raises:
         TypeError: if the scores are not floating-point or k is not an int.
-        ValueError: if the shape of the scores does not fit, k < 1, or rows hold a NaN or allow nothing; rows are named.
+        ValueError: if the shape of the scores does not fit, k < 1, or rows hold a NaN or +inf or allow nothing.
 
     References:
         - Efficient marginalization of discrete and structured latent variables via sparsity (Correia, Niculae, Aziz &
@@ -110,18 +112,22 @@ def topk_sparsemax(
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
     bound, rows, batch_shape = structure.rows(scores)
-    has_nan = flatten_parts(rows).isnan().any(-1)
+    dtype = tensors_of(rows)[0].dtype
+    # OneOf knows what to do with +inf; elsewhere sums of it would say nothing.
+    flat = flatten_parts(rows)
+    is_bad = flat.isnan().any(-1) if isinstance(bound, OneOf) else is_unusable(flat)
     with torch.no_grad():
         best, is_valid = bound.kbest(_without_nan(rows), k)  # shapes: (n_rows, n_best, *event_shape), (n_rows, n_best)
     n_rows, n_best = is_valid.shape
     row = torch.arange(n_rows, device=best.device).repeat_interleave(n_best, output_size=n_rows * n_best)
     atoms = best.flatten(0, 1)
-    values = bound.score(rows, atoms, row).reshape(n_rows, n_best).masked_fill(~is_valid, -torch.inf)
-    probs = sparsemax(values)
-    packed, n_bad = support(probs.detach(), has_nan)
+    # In double precision: scores of assignments are sums, and what counts is their difference.
+    values = bound.score(_map(Tensor.double, rows), atoms, row).reshape(n_rows, n_best)
+    probs = sparsemax(values.masked_fill(~is_valid, -torch.inf)).to(dtype)
+    packed, n_bad = support(probs.detach(), is_bad)
     lengths = packed.segments.lengths
     if n_bad:
-        raise_bad_rows(has_nan | (lengths == 0), flatten_parts(rows))
+        raise_bad_rows(is_bad | (lengths == 0), flat)
     is_all = n_best < k or bound.log_count() <= math.log(n_best) + 1e-9
     return SparseDistribution._from_segments(
         atoms[packed.flat],
@@ -135,10 +141,17 @@ def topk_sparsemax(
 
 def _check_structure(structure: AbstractStructure) -> None:
     if not isinstance(structure, AbstractStructure):
-        raise TypeError(f"structure must be an AbstractStructure such as OneOf(n), got {type(structure).__name__}")
+        raise TypeError(f"structure must be an AbstractStructure such as OneOf(n), got {_kind(structure)}")
+
+
+def _kind(value: object) -> str:
+    return f"the class {value.__name__}; make an instance of it" if isinstance(value, type) else type(value).__name__
 
 
 def _without_nan(rows: Scores) -> Scores:
     """The scores with 0 for NaN, so that a search in one row cannot stumble; the row is reported afterwards."""
-    tensors = tuple(tensor.nan_to_num(0.0, torch.inf, -torch.inf) for tensor in tensors_of(rows))
-    return tensors if isinstance(rows, tuple) else tensors[0]
+    return _map(lambda tensor: tensor.nan_to_num(0.0, torch.inf, -torch.inf), rows)
+
+
+def _map(function: Callable[[Tensor], Tensor], rows: Scores) -> Scores:
+    return tuple(map(function, rows)) if isinstance(rows, tuple) else function(rows)

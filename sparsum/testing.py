@@ -94,7 +94,11 @@ def check_structure(
         AssertionError: at the first check that fails, with what was seen and what was expected.
     """
     report, generator = Report(), torch.Generator().manual_seed(seed)
-    draw = random_scores if random_scores is not None else _normal_scores(structure)
+    if not isinstance(structure, AbstractStructure):
+        raise TypeError(f"structure must be an AbstractStructure, got {type(structure).__name__}")
+    if getattr(structure, "lengths", None) is not None:
+        raise ValueError("check the structure without lengths: a structure with them is tied to one batch")
+    draw = _in_double(random_scores if random_scores is not None else _normal_scores(structure))
     bound, example, _ = structure.rows(draw(generator, _N_ROWS))
     case = _enumerate(report, bound, select_rows(example, torch.zeros(1, dtype=torch.int64)), members)
     for kind in ("random", "integer", "equal", "forbidding"):
@@ -112,6 +116,14 @@ def check_structure(
 def _normal_scores(structure: AbstractStructure) -> RandomScores:
     shape = structure.score_shape
     return lambda generator, n: torch.randn(n, *shape, dtype=torch.float64, generator=generator)
+
+
+def _in_double(draw: RandomScores) -> RandomScores:
+    def converted(generator: torch.Generator, n: int) -> Scores:
+        scores = draw(generator, n)
+        return tuple(tensor.double() for tensor in scores) if isinstance(scores, tuple) else scores.double()
+
+    return converted
 
 
 def _enumerate(report: Report, structure: AbstractStructure, scores: Scores, members: Tensor | None) -> _Case:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -86,6 +87,51 @@ def test_topk_rows_with_few_allowed() -> None:
     assert q.is_exact.tolist() == [True, False]
 
 
+def test_sums_of_scores_keep_their_differences() -> None:
+    """Scores of assignments are large sums with small differences, whatever the dtype of the scores."""
+    x = torch.ones(1, 64, 2) * torch.tensor([1.0, 0.9])
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        q = sp.topk_sparsemax(x.to(dtype), sp.Groups(64, 2), 3)
+        wanted = sp.topk_sparsemax(x.to(dtype).double(), sp.Groups(64, 2), 3)
+        assert q.probs.dtype == dtype
+        torch.testing.assert_close(q.probs.double(), wanted.probs, atol=torch.finfo(dtype).eps, rtol=0)
+    q = sp.topk_sparsemax(torch.tensor([[1e6, 0.1]]), sp.Bits(2), 2)
+    torch.testing.assert_close(q.probs, torch.tensor([0.55, 0.45]))
+
+
+def test_enumerated_scores_of_very_different_size() -> None:
+    structure = sp.Enumerated(torch.eye(3))
+    assert structure.argmax(torch.tensor([[-1e9, 0.5, 0.5004]])) == 2
+    torch.testing.assert_close(
+        sp.sparsemap(torch.tensor([[-1e30, 0.5, 0.7]]), structure).mean, torch.tensor([[0.0, 0.4, 0.6]])
+    )
+    x = torch.tensor([[1e12 + 0.5, 1e12]], dtype=torch.float64)
+    torch.testing.assert_close(sp.sparsemap(x, sp.Enumerated(torch.eye(2))).mean, torch.tensor([[0.75, 0.25]]).double())
+
+
+@pytest.mark.parametrize(
+    "structure", [sp.Matching(3), sp.Tree(3), sp.Sequence(3, 3), sp.Enumerated(torch.eye(3)), sp.Bits(3)]
+)
+def test_empty_batches_of_every_structure(structure: sp.AbstractStructure) -> None:
+    for solver in (None, sp.solvers.ActiveSet()):
+        q = sp.sparsemap(torch.zeros(0, *structure.score_shape), structure, solver=solver)
+        assert q.batch_shape == (0,)
+        assert q.mean.shape == (0, *structure.score_shape)
+    assert sp.topk_sparsemax(torch.zeros(0, *structure.score_shape), structure, 2).batch_shape == (0,)
+
+
+def test_large_equal_scores_are_shared() -> None:
+    for size in (1e15, 1e30):
+        q = sp.sparsemap(torch.full((1, 2, 2), size, dtype=torch.float64), sp.Matching(2))
+        torch.testing.assert_close(q.mean, torch.full((1, 2, 2), 0.5).double())
+
+
+def test_not_converged_survives_pickling() -> None:
+    error = pickle.loads(pickle.dumps(sp.NotConverged([3], [7], [0.1])))
+    assert error.rows == [3]
+    assert "row 3 (gap 0.1 after 7 steps)" in str(error)
+
+
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_topk_over_a_users_own_structure(k: int) -> None:
     x = scores(20, 2).requires_grad_()
@@ -108,7 +154,12 @@ X = torch.randn(2, 3)
         (lambda: sp.sparsemap(X, sp.OneOf(4)), ValueError, "scores for OneOf(n=4) must have shape (*batch, 4), got (2, 3)"),
         (lambda: sp.sparsemap(X.long(), sp.OneOf(3)), TypeError, "scores must have a floating-point dtype"),
         (lambda: sp.sparsemap(torch.tensor(1.0), sp.OneOf(1)), ValueError, "at least 1 dimension(s), got ()"),
-        (lambda: sp.sparsemap([1.0], sp.OneOf(1)), TypeError, "scores must be a torch.Tensor"),
+        (lambda: sp.sparsemap([1.0], sp.OneOf(1)), TypeError, "must be a torch.Tensor, got list"),
+        (lambda: sp.sparsemap((X, X), sp.OneOf(3)), TypeError, "scores for OneOf(n=3) must be a torch.Tensor, got tuple"),
+        (lambda: sp.sparsemap(X, sp.OneOf), TypeError, "got the class OneOf; make an instance of it"),  # type: ignore[arg-type]
+        (lambda: sp.Bits(3).topk(X, 0), ValueError, "k must be at least 1, got 0"),
+        (lambda: sp.Groups(1, 3).topk(X[:, None], -1), ValueError, "k must be at least 1, got -1"),
+        (lambda: sp.topk_sparsemax(X + torch.inf, sp.Bits(3), 2), ValueError, "row 0 has +inf, row 1 has +inf (of 2)"),
         (lambda: sp.sparsemap(X, 3), TypeError, "structure must be an AbstractStructure such as OneOf"),  # type: ignore[arg-type]
         (lambda: sp.OneOf(0), ValueError, "n must be at least 1, got 0: a structure without assignments"),
         (lambda: sp.OneOf(2.0), TypeError, "n must be an int, got float"),  # type: ignore[arg-type]

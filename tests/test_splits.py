@@ -146,13 +146,33 @@ def test_expectations_are_continuous_in_the_scores() -> None:
         assert q.n_atoms_per_row.unique().numel() > 1
 
 
+def test_huge_scores_are_as_good_as_infinite_ones() -> None:
+    """A soft mask, as -1e30, is no excuse for an atom that is no member."""
+    for mask in (torch.finfo(torch.float32).min, -1e30, -1e17, -1e9, -torch.inf):
+        m = [mask]
+        for values, structure in (
+            ([*m, *m, 0.5, 0.4, 0.3, 0.2], sp.Subset(6, 2)),
+            ([*m, *m, *m, 0.5, 0.4, 0.3, 0.2], sp.Budget(7, 2)),
+            ([*m, 0.5, 0.4, 0.3, 0.2], sp.Subset(5, 4)),
+        ):
+            q = sp.sparsemap(torch.tensor([values]), structure)
+            wanted = sp.sparsemap(torch.tensor([values]).clamp_min(-100.0), structure).mean
+            torch.testing.assert_close(q.mean, wanted)
+            assert is_member(q.atoms, structure).all()
+    for size in (1e17, 1e30):
+        q = sp.sparsemap(torch.full((1, 4), size), sp.Subset(4, 2))
+        torch.testing.assert_close(q.mean, torch.full((1, 4), 0.5))
+
+
 def test_forbidden_and_certain_bits() -> None:
-    t = torch.tensor([[-torch.inf, 0.0, 0.2, torch.inf]])
+    t = torch.tensor([[-torch.inf, 0.0, 0.2, 9.0]])
     for structure in (sp.Bits(4), sp.Budget(4, 2), sp.Subset(4, 2)):
         q = sp.sparsemap(t, structure)
         assert not q.mean[0, 0]
         assert q.mean[0, 3] == 1
         assert q.mean.isfinite().all()
+        with pytest.raises(ValueError, match="row 0 has \\+inf"):
+            sp.sparsemap(t + torch.tensor([0.0, 0.0, 0.0, torch.inf]), structure)
     with pytest.raises(ValueError, match="row 1 allows nothing"):
         sp.sparsemap(torch.tensor([[0.0, 0.0], [-torch.inf, 0.0]]), sp.Subset(2, 2))
     for any_structure in (sp.Bits(2), sp.Budget(2, 1), sp.Subset(2, 1), sp.Groups(1, 2)):

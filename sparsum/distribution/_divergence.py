@@ -24,6 +24,8 @@ Other = TypeVar("Other", Categorical, Independent[Any], SparseDistribution)
 def _to_uniform(q: SparseDistribution, p: UniformOver) -> Tensor:
     if q.structure is not None and q.structure != p.structure:
         raise ValueError(f"a distribution over {q.structure!r} has no divergence to a uniform one over {p.structure!r}")
+    if getattr(q.structure, "lengths", None) is not None:
+        raise ValueError("examples of different lengths have no uniform distribution in common; use q.entropy() instead")
     return p.entropy().to(q.probs) - q.entropy()
 
 

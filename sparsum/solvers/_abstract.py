@@ -54,3 +54,6 @@ class NotConverged(RuntimeError):
             f"{len(rows)} row(s) did not converge: {shown}{more}; allow more steps by ActiveSet(max_steps=...), or keep the "
             "last iterate by ActiveSet(strict=False)"
         )
+
+    def __reduce__(self) -> tuple[type[NotConverged], tuple[list[int], list[int], list[float]]]:
+        return NotConverged, (self.rows, self.steps, self.gap)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -13,9 +13,9 @@ from sparsum.solvers._abstract import AbstractSolver, NotConverged, Solution
 from sparsum.solvers._active_rows import ActiveRows
 from sparsum.solvers._polish import Found
 from sparsum.solvers._problem import Packed, Problem
-from sparsum.solvers._rows import raise_bad_rows
+from sparsum.solvers._rows import is_unusable, raise_bad_rows
 from sparsum.structures import AbstractStructure
-from sparsum.structures._parts import Scores, flatten_parts, tensors_of
+from sparsum.structures._parts import Scores, flatten_parts, tensors_of, unflatten_parts
 
 #: How often rows whose certificate fails after polishing go back into the loop.
 _ROUNDS = 4
@@ -54,8 +54,8 @@ class ActiveSet(AbstractSolver):
             the distance of the mean to a vertex.
         start: the atoms to start from, instead of the best one: (n_rows, n_start, *event_shape), or the packed pair
             (atoms, row), as a distribution holds it, with at least one atom per row. They must be assignments of the
-            structure; repeated, forbidden and affinely dependent ones are left out, and a row that is left with none
-            starts from its best atom.
+            structure, which cannot be checked in general: a foreign one would stay. Repeated, forbidden and affinely
+            dependent ones are left out, and a row that is left with none starts from its best atom.
         strict: whether to raise if a row is not solved, or else to keep its last feasible iterate.
 
     References:
@@ -66,7 +66,7 @@ class ActiveSet(AbstractSolver):
 
     max_steps: int | None = None
     tolerance: float = 1e-9
-    start: Tensor | tuple[Tensor, Tensor] | None = None
+    start: Tensor | tuple[Tensor, Tensor] | None = field(default=None, compare=False)
     strict: bool = True
 
     def __post_init__(self) -> None:
@@ -90,6 +90,10 @@ class ActiveSet(AbstractSolver):
         """
         dtype = tensors_of(scores)[0].dtype
         flat = flatten_parts(scores).double()
+        if structure.is_fixed_size and flat.numel():  # all assignments gain the same from a shift, and rounding loses less
+            peak = flat.detach().amax(-1, keepdim=True)
+            flat = flat - torch.where(peak.isfinite(), peak, 0.0)
+            scores = unflatten_parts(flat, like=scores)
         linear, weight = structure.quadratic(flat)
         is_forbidden = linear.detach() == -torch.inf
         linear = linear.masked_fill(is_forbidden, 0.0)
@@ -185,11 +189,9 @@ def _run(
 
 def _best_atoms(problem: Problem, flat: Tensor) -> Tensor:
     """The best atom of each row; raises if there is none."""
-    has_nan, has_inf = flat.isnan().any(-1), (flat == torch.inf).any(-1)
-    if bool((has_nan | has_inf).any()):
-        if bool(has_nan.any()):
-            raise_bad_rows(has_nan, flat)
-        raise ValueError(f"scores must be below +inf; rows {has_inf.nonzero().squeeze(-1).tolist()} have it")
+    is_bad = is_unusable(flat)
+    if bool(is_bad.any()):
+        raise_bad_rows(is_bad, flat)
     best = problem.best(flat)
     if problem.is_forbidden is not None:
         allows_nothing = ((problem.vectors(best) != 0) & problem.is_forbidden).any(-1)

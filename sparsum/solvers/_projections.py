@@ -1,8 +1,8 @@
 r"""The unique marginals of SparseMAP over bits, exactly and differentiably.
 
 They are the projection of u, which is the scores t or, for symmetric structures, (t + 1) / 2, onto the unit cube, cut by a
-budget: :math:`\mu = \operatorname{clamp}(u - \tau, 0, 1)`. The shift :math:`\tau` is 0 without a budget or under a loose one,
-and else the root of
+budget: :math:`\mu = \operatorname{clamp}(u - \tau, 0, 1)`. The shift :math:`\tau` is 0 without a budget or under a loose
+one, and else the root of
 
 .. math:: g(\tau) = \sum_i \operatorname{clamp}(u_i - \tau, 0, 1) - B ,
 
@@ -29,38 +29,54 @@ def bit_marginals(
         return target.clamp(0.0, 1.0)
     total = structure.most if isinstance(structure, Budget) else structure.k
     with torch.no_grad():
-        probe = _segment_of_root(target, total)
+        compact = _without_wide_gaps(target)
+        probe = _segment_of_root(compact, total)
+        is_one, is_interior = compact - probe >= 1, (compact > probe) & (compact - probe < 1)
         if isinstance(structure, Budget):
             is_loose = target.clamp(0.0, 1.0).sum(-1, keepdim=True) <= total
-            probe = torch.where(is_loose, 0.0, probe)
-        is_one, is_interior = target - probe >= 1, (target > probe) & (target - probe < 1)
+            is_one = torch.where(is_loose, target >= 1, is_one)
+            is_interior = torch.where(is_loose, (target > 0) & (target < 1), is_interior)
+        # Scores may be so large that their sum forgets the budget: count from the largest that is in between.
+        origin = torch.where(is_interior, target, -torch.inf).amax(-1, keepdim=True)
+        origin = torch.where(origin == -torch.inf, 0.0, origin)
     # Within a segment all is linear: the shift that makes the sum right, given who is 1 and who is in between.
-    n_interior = is_interior.sum(-1, keepdim=True)
-    inside = torch.where(is_interior, target, 0.0)
-    shift = (inside.sum(-1, keepdim=True) + is_one.sum(-1, keepdim=True) - total) / n_interior.clamp_min(1)
+    inside = torch.where(is_interior, target - origin, 0.0)
+    n_interior = is_interior.sum(-1, keepdim=True).clamp_min(1)
+    shift = (inside.sum(-1, keepdim=True) + is_one.sum(-1, keepdim=True) - total) / n_interior
     if isinstance(structure, Budget):
-        shift = torch.where(is_loose, 0.0, shift)
+        shift = torch.where(is_loose, -origin, shift)
     marginals = torch.where(is_interior, inside - shift, is_one.double())
     return marginals - (marginals - marginals.clamp(0.0, 1.0)).detach()  # rounding at a corner, without its gradient
 
 
+def _without_wide_gaps(target: Tensor) -> Tensor:
+    """The same order with no gap of more than 2 between neighbours, counted from the largest.
+
+    The shift meets only entries that lie within 1 of it, so wider gaps do not matter, except to rounding.
+    """
+    ordered, order = target.sort(dim=-1, descending=True, stable=True)
+    gaps = (ordered[:, :-1] - ordered[:, 1:]).nan_to_num(0.0, 2.0).clamp_max(2.0)
+    falling = torch.cat([torch.zeros_like(ordered[:, :1]), -gaps.cumsum(-1)], -1)
+    compact = torch.empty_like(target).scatter_(-1, order, falling)
+    return torch.where(target == -torch.inf, -torch.inf, compact)
+
+
 def _segment_of_root(
-    target: Tensor,  # shape: (n_rows, n)
+    target: Tensor,  # shape: (n_rows, n), with a largest entry of 0
     total: int,
 ) -> Tensor:
     """A point inside the segment between two corners that holds the root of g: (n_rows, 1)."""
-    is_finite = target.isfinite()
-    n_certain = (target > -torch.inf).sum(-1, keepdim=True)  # what is left when the shift tends to minus infinity
-    limit = torch.where(is_finite, target, -torch.inf).amax(-1, keepdim=True)
-    limit = torch.where(limit == -torch.inf, 0.0, limit) + 1
-    # Entries that are forbidden or certain have no corners; theirs are moved behind the last one.
+    is_finite = target > -torch.inf
+    n_allowed = is_finite.sum(-1, keepdim=True)  # what the sum tends to when the shift tends to minus infinity
+    limit = torch.ones_like(target[:, :1])
+    # Entries that are forbidden have no corners; theirs are moved behind the last one.
     corners = torch.cat([torch.where(is_finite, target - 1, limit), torch.where(is_finite, target, limit)], -1)
     change = torch.cat([is_finite.double(), -is_finite.double()], -1)
     corners, order = corners.sort(-1)
     n_interior = change.gather(-1, order).cumsum(-1)
     widths = corners.diff(dim=-1)
     fallen = (n_interior[:, :-1] * widths).cumsum(-1)
-    values = n_certain - torch.cat([torch.zeros_like(limit), fallen], -1)
+    values = n_allowed - torch.cat([torch.zeros_like(limit), fallen], -1)
     last_above = (values > total).sum(-1, keepdim=True) - 1  # g falls to the total right after this corner
     before = corners.gather(-1, last_above.clamp_min(0))
     after = corners.gather(-1, (last_above + 1).clamp_max(corners.shape[-1] - 1))

@@ -15,7 +15,7 @@ from sparsum.segments import Segments
 from sparsum.simplex import sparsemax
 from sparsum.solvers._abstract import AbstractSolver, Solution
 from sparsum.solvers._projections import bit_marginals
-from sparsum.solvers._rows import pack_kept
+from sparsum.solvers._rows import is_unusable, pack_kept
 from sparsum.structures import AbstractStructure, Bits, Budget, Groups, Subset
 
 # Atoms that would get less than this are rounding, and are dropped.
@@ -31,7 +31,7 @@ class Nested(AbstractSolver):
 
     Sort the marginals; each gap between neighbours is the probability of the set above it (the Lovasz extension). It does
     not depend on the order of the bits. For `Groups`, whose marginals are a sparsemax per group, all groups read off their
-    category at a common quantile u. It takes no account of how many bits are set, so it serves neither `Budget` nor `Subset`.
+    category at a common quantile u. It takes no account of how many bits are set, so it serves no `Budget` or `Subset`.
 
     >>> import sparsum as sp
     >>> q = sp.sparsemap(torch.tensor([[0.0, 0.5, -2.0]]), sp.Bits(3), solver=Nested())
@@ -64,7 +64,7 @@ class Nested(AbstractSolver):
         levels, order = inner.sort(dim=-1, descending=True, stable=True)
         edge = torch.ones_like(levels[:, :1])
         gaps = torch.cat([edge, levels], -1) - torch.cat([levels, 0 * edge], -1)
-        chosen, segments = pack_kept(gaps.detach() > _NEGLIGIBLE, scores, scores.isnan().any(-1))
+        chosen, segments = pack_kept(gaps.detach() > _NEGLIGIBLE, scores, is_unusable(scores))
         rank = _inverse(order)
         rank[~is_fractional] = scores.shape[-1]
         atoms = (rank[segments.row] < chosen.to(rank.dtype).unsqueeze(-1)) | is_one[segments.row]
@@ -84,7 +84,7 @@ class Systematic(AbstractSolver):
     >>> import sparsum as sp
     >>> q = sp.sparsemap(torch.tensor([[0.0, 0.5, -0.5]]), sp.Subset(3, 2), solver=Systematic())
     >>> q.atoms.sum(-1)
-    tensor([2., 2.])
+    tensor([2., 2., 2.])
     >>> q.mean
     tensor([[0.6667, 0.9167, 0.4167]])
 
@@ -114,7 +114,7 @@ class Systematic(AbstractSolver):
         fixed_edge = torch.full_like(places[:, :1], _ONE)
         fixed_gaps = torch.cat([places, fixed_edge], -1) - torch.cat([0 * fixed_edge, places], -1)
         gaps = fixed_gaps.double() / _ONE + (gaps - gaps.detach())
-        is_bad = scores.isnan().any(-1)
+        is_bad = is_unusable(scores)
         if isinstance(structure, Subset):
             is_bad = is_bad | ((scores > -torch.inf).sum(-1) < structure.k)
         chosen, segments = pack_kept(gaps.detach() > _NEGLIGIBLE, scores, is_bad)
@@ -189,7 +189,7 @@ def _split_groups(
     edge = torch.ones_like(steps[:, :1])
     upper, lower = torch.cat([steps, edge], -1), torch.cat([0 * edge, steps], -1)
     gaps = upper - lower
-    is_bad = ~(marginals.detach().sum(-1) > 0.5).all(-1)
+    is_bad = ~(marginals.detach().sum(-1) > 0.5).all(-1) | is_unusable(scores.flatten(1))
     chosen, segments = pack_kept(gaps.detach() > _NEGLIGIBLE, scores.flatten(1), is_bad)
     quantile = ((upper + lower) / 2).detach().reshape(-1)[segments.row * gaps.shape[-1] + chosen]
     ends = torch.where(sums.detach() < 1 - _NEGLIGIBLE, sums.detach(), 2.0)

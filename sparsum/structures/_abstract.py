@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsum.segments import Segments
 from sparsum.structures._lawler import kbest
-from sparsum.structures._parts import Scores, flatten_parts, tensors_of, unflatten_parts
+from sparsum.structures._parts import Scores, flatten_parts, unflatten_parts
 
 
 class AbstractStructure(ABC):
@@ -110,15 +110,14 @@ class AbstractStructure(ABC):
 
     def check_scores(self, scores: Scores) -> None:
         """Raise a TypeError or ValueError unless the scores have a dtype and shape that fits."""
-        for tensor in tensors_of(scores):
-            if not isinstance(tensor, Tensor):
-                raise TypeError(f"scores must be a torch.Tensor, got {type(tensor).__name__}")
-            if not tensor.is_floating_point():
-                raise TypeError(f"scores must have a floating-point dtype, got {tensor.dtype}; call scores.float() first")
-            if tensor.ndim < self.score_ndim:
-                raise ValueError(
-                    f"scores for {self!r} must have at least {self.score_ndim} dimension(s), got {tuple(tensor.shape)}"
-                )
+        if not isinstance(scores, Tensor):
+            raise TypeError(f"scores for {self!r} must be a torch.Tensor, got {type(scores).__name__}")
+        if not scores.is_floating_point():
+            raise TypeError(f"scores must have a floating-point dtype, got {scores.dtype}; call scores.float() first")
+        if scores.ndim < self.score_ndim:
+            raise ValueError(
+                f"scores for {self!r} must have at least {self.score_ndim} dimension(s), got {tuple(scores.shape)}"
+            )
 
     def rows(
         self,
@@ -131,9 +130,8 @@ class AbstractStructure(ABC):
             with one leading dimension, (n_rows, *score_shape), and the shape of the batch.
         """
         self.check_scores(scores)
-        (tensor,) = tensors_of(scores)
-        n_batch = tensor.ndim - self.score_ndim
-        return self, tensor.reshape(-1, *tensor.shape[n_batch:]), tensor.shape[:n_batch]
+        n_batch = scores.ndim - self.score_ndim
+        return self, scores.reshape(-1, *scores.shape[n_batch:]), scores.shape[:n_batch]
 
     def select(
         self,

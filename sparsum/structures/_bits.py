@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sparsum.structures._abstract import AbstractStructure
 from sparsum.structures._kbest import best_bits, best_counted_bits
+from sparsum.structures._lawler import check_k
 
 
 class AbstractBits(AbstractStructure):
@@ -87,6 +88,7 @@ class Bits(AbstractBits):
         k: int,
     ) -> Tensor:
         """The best bit vectors, best first: (*batch, min(k, 2**n), n)."""
+        check_k(k)
         best, rows = (tensor.reshape(-1, self.n) for tensor in (self.argmax(scores), scores.detach()))
         atoms = best_bits(rows, best, min(k, 2**self.n))
         return atoms.view(*scores.shape[:-1], *atoms.shape[1:])
@@ -132,6 +134,7 @@ class Budget(AbstractBits):
         k: int,
     ) -> Tensor:
         """The best bit vectors, best first: (*batch, min(k, number of assignments), n)."""
+        check_k(k)
         best, rows = (tensor.reshape(-1, self.n) for tensor in (self.argmax(scores), scores.detach()))
         atoms = best_counted_bits(rows, best, self.most, min(k, _n_up_to(self.n, self.most)), exactly=False)
         return atoms.view(*scores.shape[:-1], *atoms.shape[1:])
@@ -179,6 +182,7 @@ class Subset(AbstractBits):
         k: int,
     ) -> Tensor:
         """The best bit vectors, best first: (*batch, min(k, number of assignments), n)."""
+        check_k(k)
         best, rows = (tensor.reshape(-1, self.n) for tensor in (self.argmax(scores), scores.detach()))
         atoms = best_counted_bits(rows, best, self.k, min(k, math.comb(self.n, self.k)), exactly=True)
         return atoms.view(*scores.shape[:-1], *atoms.shape[1:])

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sparsum.structures._abstract import AbstractStructure
 from sparsum.structures._kbest import smallest
+from sparsum.structures._lawler import check_k
 from sparsum.structures._parts import flatten_parts
 
 
@@ -78,6 +79,7 @@ class Enumerated(AbstractStructure):
         k: int,
     ) -> Tensor:
         """The indices of the best vectors, best first: (*batch, min(k, count))."""
+        check_k(k)
         return smallest(-self._all_scores(scores), min(k, len(self._vectors))).indices
 
     def vectors(
@@ -114,14 +116,18 @@ class Enumerated(AbstractStructure):
         self,
         scores: Tensor,  # shape: (*batch, *event)
     ) -> Tensor:
-        """The scores of all vectors in float64, up to a positive factor for each row: (*batch, count)."""
+        """The scores of all vectors in float64: (*batch, count).
+
+        Added up part by part and not by a matrix product, whose rounding depends on where in the batch a row stands, so
+        that the same scores have the same best vector in any batch.
+        """
         self.check_scores(scores)
         flat = scores.detach().flatten(-self.score_ndim).double()
         vectors = self._vectors.to(flat.device).flatten(1).double()
         is_forbidden = (flat == -torch.inf).double() @ (vectors != 0).double().T > 0
         # 0 * inf is NaN: infinite scores are left out, or made very large.
-        values = flat.nan_to_num(nan=torch.nan, posinf=1e300, neginf=0.0) @ vectors.T
-        # How a product rounds depends on where in the batch a row stands: keep 40 bits, so that this does not break ties.
-        sizes = values.abs().masked_fill(values.abs() > 1e290, 0.0)
-        exponent = sizes.amax(-1, keepdim=True).frexp().exponent
-        return (values * (40 - exponent).double().exp2()).round().masked_fill(is_forbidden, -torch.inf)
+        finite = flat.nan_to_num(nan=torch.nan, posinf=1e300, neginf=0.0)
+        values = finite.new_zeros(*finite.shape[:-1], len(vectors))
+        for part in range(vectors.shape[-1]):
+            values.addcmul_(finite[..., part, None], vectors[:, part])
+        return values.masked_fill(is_forbidden, -torch.inf)

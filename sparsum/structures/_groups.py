@@ -11,6 +11,7 @@ from torch import Tensor
 from sparsum.segments import Segments
 from sparsum.structures._abstract import AbstractStructure
 from sparsum.structures._kbest import best_choices
+from sparsum.structures._lawler import check_k
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Groups(AbstractStructure):
     ) -> Tensor:
         """The best combinations, best first: (*batch, min(k, number of assignments), n_groups)."""
         self.check_scores(scores)
+        check_k(k)
         rows = scores.detach().reshape(-1, self.n_groups, self.n_each)
         atoms = best_choices(rows, min(k, self.n_each**self.n_groups))
         return atoms.reshape(*scores.shape[:-2], *atoms.shape[1:])

@@ -49,7 +49,9 @@ class Matching(AbstractSized):
 
     def __post_init__(self) -> None:
         check_size("n", self.n)
-        if self.m is not None:
+        if self.m is None:
+            object.__setattr__(self, "m", self.n)  # so that Matching(3) is Matching(3, 3)
+        else:
             check_size("m", self.m, least=self.n)
         super().__post_init__()
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sparsum.segments import Segments
 from sparsum.structures._abstract import AbstractStructure
+from sparsum.structures._lawler import check_k
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class OneOf(AbstractStructure):
     """
 
     n: int
+
+    is_fixed_size = True
 
     def __post_init__(self) -> None:
         if isinstance(self.n, bool) or not isinstance(self.n, int):
@@ -57,6 +60,7 @@ class OneOf(AbstractStructure):
     ) -> Tensor:
         """The best categories, best first: (*batch, min(k, n))."""
         self.check_scores(scores)
+        check_k(k)
         return scores.topk(min(k, self.n), -1).indices
 
     def vectors(
