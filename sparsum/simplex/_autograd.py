@@ -59,7 +59,8 @@ def _traced(x: Tensor, alpha: Alpha) -> Tensor:
     fixed_alpha = alpha.detach() if isinstance(alpha, Tensor) else alpha
     probs = solve(x.detach(), fixed_alpha, traceable=True)
     x = torch.where(probs > 0, x, 0.0)  # off the support the derivative is 0, and -inf - -inf would be NaN
-    result = probs + _jacobian_dense(probs, fixed_alpha, torch.where(x.isfinite(), x - x.detach(), 0.0))
+    change, weights = torch.where(x.isfinite(), x - x.detach(), 0.0), _weights(probs, fixed_alpha)
+    result = probs + weights * _centre(change, weights)
     if isinstance(alpha, Tensor):
         result = result + _alpha_direction(probs, alpha.detach()) * (alpha - alpha.detach())
     return result
@@ -173,8 +174,7 @@ def _jacobian_dense(probs: Tensor, alpha: Alpha, vector: Tensor) -> Tensor:
     weights = _weights(probs, alpha)
     weighted = weights * vector
     mean = _ratio(weighted.sum(-1, keepdim=True), weights.sum(-1, keepdim=True))
-    mean = mean + 0 * probs[..., :1]  # a row of NaN, whose weights are 0, gets a gradient of NaN
-    return weighted - weights * mean
+    return weighted.addcmul_(weights, mean, value=-1)
 
 
 def _jacobian_packed(probs: Tensor, alpha: float, vector: Tensor) -> Tensor:
@@ -199,14 +199,13 @@ def _ratio(numerator: Tensor, total: Tensor) -> Tensor:
 
 def _weights(probs: Tensor, alpha: Alpha) -> Tensor:
     if _is_number(alpha, 2.0):
-        return probs.sign()
+        return probs.ceil()  # 1 on the support, and NaN for a NaN, which a comparison would lose
     if _is_number(alpha, 1.0):
         return probs
-    is_support = probs > 0
-    base = torch.where(is_support, probs, 1.0)  # the power's own derivative is infinite at 0
-    return torch.where(
-        is_support, base.sqrt() if _is_number(alpha, 1.5) else base.pow(2 - alpha).clamp_max(_LARGEST_WEIGHT), 0.0
-    )
+    is_zero = probs == 0
+    base = torch.where(is_zero, 1.0, probs)  # the power's own derivative is infinite at 0
+    power = base.sqrt() if _is_number(alpha, 1.5) else base.pow(2 - alpha).clamp_max(_LARGEST_WEIGHT)
+    return torch.where(is_zero, 0.0, power)
 
 
 def _is_number(alpha: Alpha, value: float) -> bool:

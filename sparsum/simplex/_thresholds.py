@@ -38,29 +38,23 @@ def solve_short(shifted: Tensor, exponent: int) -> Tensor:
     """Probabilities of rows that are read again at every step; ``shifted`` (*batch, n) has its maximum at 0."""
     z = shifted if exponent == 1 else shifted / exponent
     if exponent == 1 and z.shape[-1] <= _PAIRWISE_SIZE and z.numel() <= _PAIRWISE_NUMEL:
-        return (z - _threshold_by_pairs(z)).relu_()
-    distance = (z - _threshold_by_steps(z, exponent)).relu_()
-    probs = _power(distance, exponent)
-    # On a long plateau, the rounding of the threshold adds up: then one more step, in the size of the distances.
-    if z.is_cuda or (probs.sum(-1) - 1).abs().amax().item() > _tolerance(z) / 2:
-        distance = (distance - _newton_step(distance, exponent) * distance.sign()).relu_()
-        probs = _power(distance, exponent)
-    return probs
+        return (z - _threshold_by_pairs(z)).clamp_(0.0, 1.0)
+    if z.is_cuda:
+        distance = _refined((z - _threshold_by_enough_steps(z, exponent)).relu_(), exponent)
+    else:
+        distance, _ = _step_until_done(z, exponent)
+    return _power(distance, exponent)
 
 
 def solve_traceable(shifted: Tensor, exponent: int) -> Tensor:
     """As `solve_short`, with a sort in the place of a loop whose end depends on the data: it can be traced into a graph."""
     z = shifted if exponent == 1 else shifted / exponent
     if exponent == 1 and z.shape[-1] <= _PAIRWISE_SIZE:
-        threshold = _threshold_by_pairs(z)
-    else:
-        threshold = _threshold_by_sort(z, exponent)
-        for _ in range(2):  # cancellation in the cumulative sums costs digits, which two steps bring back
-            threshold = threshold + _newton_step((z - threshold).relu(), exponent)
-    distance = (z - threshold).relu()
-    # The rounding of the threshold adds up over a long plateau: the last step is taken in the size of the distances.
-    distance = (distance - _newton_step(distance, exponent) * distance.sign()).relu()
-    return _power(distance, exponent)
+        return (z - _threshold_by_pairs(z)).clamp(0.0, 1.0)
+    threshold = _threshold_by_sort(z, exponent)
+    for _ in range(2):  # cancellation in the cumulative sums costs digits, which two steps bring back
+        threshold = threshold + _newton_step((z - threshold).relu(), exponent)
+    return _power(_refined((z - threshold).relu(), exponent), exponent)
 
 
 def solve_packed(shifted: Tensor, segments: Segments, guess: Tensor, exponent: int) -> Tensor:
@@ -76,12 +70,12 @@ def solve_packed(shifted: Tensor, segments: Segments, guess: Tensor, exponent: i
         threshold = threshold + step
         if not bool((step > _tolerance(z)).any()):
             break
-    return _power((z - segments.spread(threshold)).relu_(), exponent)
+    return _power((z - segments.spread(threshold)).clamp_(0.0, 1.0), exponent)
 
 
 def threshold_of(shifted: Tensor, exponent: int) -> Tensor:
     """The threshold alone, (*batch, 1): for a subset of a row's entries it is a lower bound of the whole row's."""
-    return _threshold_by_steps(shifted if exponent == 1 else shifted / exponent, exponent)
+    return _step_until_done(shifted if exponent == 1 else shifted / exponent, exponent)[1]
 
 
 def _threshold_by_pairs(z: Tensor) -> Tensor:
@@ -92,22 +86,19 @@ def _threshold_by_pairs(z: Tensor) -> Tensor:
     return ((is_support * z).sum(-1, keepdim=True) - 1) / is_support.sum(-1, keepdim=True)
 
 
-def _threshold_by_steps(z: Tensor, exponent: int) -> Tensor:
-    """Newton's steps until the support stays (e = 1) or the step is rounding (e = 2).
+def _step_until_done(z: Tensor, exponent: int) -> tuple[Tensor, Tensor]:
+    """Newton's steps until the support stays (e = 1) or the step is rounding (e = 2): distances above, and the threshold.
 
     The first guess may lie above the root, so the first step may go down and widen the support. From then on it only
     shrinks, which is enforced for e = 1: a tie at the threshold must not flip to and fro by rounding.
     """
-    if z.is_cuda:
-        return _threshold_by_enough_steps(z, exponent)
     threshold = z.new_full((*z.shape[:-1], 1), _FIRST_GUESS)
-    distance, last_count = torch.empty_like(z), threshold
+    distance, signs, last_count = torch.empty_like(z), torch.empty_like(z), threshold
     for step_number in range(_MAX_STEPS):
         torch.sub(z, threshold, out=distance).relu_()
         if exponent == 1:
-            total = distance.sum(-1, keepdim=True)
-            count = distance.sign_().sum(-1, keepdim=True)
-            step = total.sub_(1).div_(count)
+            count = torch.sign(distance, out=signs).sum(-1, keepdim=True)
+            step = distance.sum(-1, keepdim=True).sub_(1).div_(count)
             is_done = step_number > 0 and torch.equal(count, last_count)
             if step_number > 0 and not is_done:
                 step.clamp_min_(0)
@@ -115,10 +106,16 @@ def _threshold_by_steps(z: Tensor, exponent: int) -> Tensor:
         else:
             step = _newton_step(distance, exponent)
             is_done = step_number > 0 and step.amax().item() <= _tolerance(z)
-        threshold = step.add_(threshold)
+        threshold = threshold + step
         if is_done:
             break
-    return threshold
+    # The last step is taken in the size of the distances: over a long plateau, the threshold's own rounding would add up.
+    return distance.addcmul_(torch.sign(distance, out=signs), step, value=-1).clamp_(0.0, 1.0), threshold
+
+
+def _refined(distance: Tensor, exponent: int) -> Tensor:
+    """One more step, in the size of the distances: over a long plateau, the threshold's own rounding would add up."""
+    return (distance - _newton_step(distance, exponent) * distance.sign()).clamp(0.0, 1.0)
 
 
 def _threshold_by_enough_steps(z: Tensor, exponent: int) -> Tensor:
