@@ -109,8 +109,10 @@ def _step_until_done(z: Tensor, exponent: int) -> tuple[Tensor, Tensor]:
         threshold = threshold + step
         if is_done:
             break
+    if exponent != 1:
+        torch.sign(distance, out=signs)
     # The last step is taken in the size of the distances: over a long plateau, the threshold's own rounding would add up.
-    return distance.addcmul_(torch.sign(distance, out=signs), step, value=-1).clamp_(0.0, 1.0), threshold
+    return distance.addcmul_(signs, step, value=-1).clamp_(0.0, 1.0), threshold
 
 
 def _refined(distance: Tensor, exponent: int) -> Tensor:
