@@ -25,16 +25,22 @@ class Knapsack(sp.AbstractStructure):
     weights: tuple[int, ...]
     capacity: int
 
+    @property
+    def score_shape(self) -> tuple[int, ...]:
+        """One score per item."""
+        return (len(self.weights),)
+
     def argmax(self, scores: Tensor) -> Tensor:
         """The best set, by dynamic programming: best[c] is the value of the best set of weight at most c."""
         best = scores.new_zeros(*scores.shape[:-1], self.capacity + 1)
         takes = []
         for item, weight in enumerate(self.weights):
             taken = torch.full_like(best, -torch.inf)
-            taken[..., weight:] = best[..., : self.capacity + 1 - weight] + scores[..., item, None]
+            if weight <= self.capacity:
+                taken[..., weight:] = best[..., : self.capacity + 1 - weight] + scores[..., item, None]
             takes.append(taken > best)
             best = torch.maximum(best, taken)
-        atoms, left = torch.zeros_like(scores), torch.full(scores.shape[:-1], self.capacity)
+        atoms, left = torch.zeros_like(scores), torch.full(scores.shape[:-1], self.capacity, device=scores.device)
         for item in range(len(self.weights) - 1, -1, -1):
             is_taken = takes[item].gather(-1, left.unsqueeze(-1)).squeeze(-1)
             atoms[..., item] = is_taken.to(scores.dtype)

@@ -28,6 +28,7 @@ def sparsemap(
 
     .. math:: \arg\min_{\xi \in \triangle} \Bigl\lVert \sum_{z \in Z} \xi(z) a_z - t \Bigr\rVert^2
 
+    For the bits of symmetric structures, both of whose states are scored, (t + 1) / 2 takes the place of t.
     The mean vector ``q.mean`` is unique; the distribution that has it as its mean is not, except over `OneOf`, where it is
     `sparsemax`. Which one comes out, and with it the expectation of a loss, depends on the solver: see
     `sparsum.solvers.Nested`, `sparsum.solvers.Systematic` and `sparsum.solvers.ActiveSet`.

@@ -264,6 +264,11 @@ def test_a_single_distribution_without_a_batch() -> None:
     assert q.mode == 0
 
 
+def test_a_uniform_over_the_same_assignments_is_accepted() -> None:
+    q = sp.sparsemap(torch.zeros(2, 3), sp.Bits(3, symmetric=False))
+    torch.testing.assert_close(kl_divergence(q, sp.UniformOver(sp.Bits(3))), torch.full((2,), 3 * math.log(2)))
+
+
 def test_divergences_that_make_no_sense_say_so() -> None:
     q = bits()
     with pytest.raises(ValueError, match="Categorical over 8 categories"):

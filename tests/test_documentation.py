@@ -46,6 +46,11 @@ def test_the_demo_learns(method: str) -> None:
     assert result.calls >= 1
 
 
+def test_the_knapsack_is_a_structure() -> None:
+    report = sp.testing.check_structure(knapsack.Knapsack(weights=(3, 4, 2, 10), capacity=6))
+    assert report.counts["argmax"] == 20
+
+
 @pytest.mark.parametrize(
     ("example", "wanted"), [(knapsack, 0.7), (matching, 0.9), (latent_trees, 0.7)], ids=lambda e: str(e)[-30:]
 )

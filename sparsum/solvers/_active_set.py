@@ -32,7 +32,8 @@ class ActiveSet(AbstractSolver):
     of the residual :math:`r = b - W \mu`, names the atom to add. A row is solved when this atom a gains nothing: the
     Frank-Wolfe gap :math:`\langle a - \mu, r \rangle` bounds how far the objective is from its optimum.
 
-    The mean is unique (where w > 0), the distribution is not: which of the optimal ones comes out depends on the start.
+    The mean is unique (where w > 0), the distribution is not: which of the optimal ones comes out depends on the start, and
+    may change with the smallest change of the scores. So an expected loss has jumps, and its gradient is right between them.
     Equal rows of scores give equal atoms, in any batch. The atoms are affinely independent (where w > 0), at most
     n_parts + 1 per row, in the order of their slots. Everything is computed in float64.
 

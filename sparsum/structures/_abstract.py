@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from abc import ABC, abstractmethod
 
@@ -118,6 +119,11 @@ class AbstractStructure(ABC):
             raise ValueError(
                 f"scores for {self!r} must have at least {self.score_ndim} dimension(s), got {tuple(scores.shape)}"
             )
+        with contextlib.suppress(TypeError):  # a structure need not tell its shape
+            wanted = tuple(self.score_shape)
+            if tuple(scores.shape[scores.ndim - len(wanted) :]) != wanted:
+                shape = ", ".join(["*batch", *map(str, wanted)])
+                raise ValueError(f"scores for {self!r} must have shape ({shape}), got {tuple(scores.shape)}")
 
     def rows(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
@@ -69,7 +69,7 @@ class Bits(AbstractBits):
     """
 
     n: int
-    symmetric: bool = True
+    symmetric: bool = field(default=True, compare=False)  # the assignments are the same
 
     def __post_init__(self) -> None:
         _check(self.n, self.symmetric)
@@ -115,7 +115,7 @@ class Budget(AbstractBits):
 
     n: int
     most: int
-    symmetric: bool = True
+    symmetric: bool = field(default=True, compare=False)  # the assignments are the same
 
     def __post_init__(self) -> None:
         _check(self.n, self.symmetric, most=self.most)
@@ -161,7 +161,7 @@ class Subset(AbstractBits):
 
     n: int
     k: int
-    symmetric: bool = True
+    symmetric: bool = field(default=True, compare=False)  # the assignments are the same
 
     is_fixed_size = True
 

@@ -54,7 +54,7 @@ class Sequence(AbstractSized):
 
     length: int
     n_tags: int
-    regularise_transitions: bool = True
+    regularise_transitions: bool = field(default=True, compare=False)  # the assignments are the same
     #: Whether the scores are a pair; `rows` finds out.
     has_transitions: bool = field(default=False, kw_only=True, repr=False, compare=False)
 
