@@ -27,6 +27,8 @@ Alpha = float | Tensor
 
 # Beyond alpha = 2 an entry at the boundary has an unbounded weight; at this size it is as good as infinite.
 _LARGEST_WEIGHT = 1e100
+# Smaller than any sum of weights, and a normal number in single precision too.
+_TINY = 1.2e-38
 
 
 def apply(x: Tensor, alpha: Alpha) -> Tensor:
@@ -194,7 +196,7 @@ def _centre(vector: Tensor, weights: Tensor) -> Tensor:
 
 def _ratio(numerator: Tensor, total: Tensor) -> Tensor:
     """Division by a sum of weights, 0 / 0 = 0 for a row that has none because all of it was masked."""
-    return numerator / total.clamp_min(torch.finfo(total.dtype).tiny)
+    return numerator / total.clamp_min(_TINY)
 
 
 def _weights(probs: Tensor, alpha: Alpha) -> Tensor:

@@ -140,6 +140,7 @@ def _map(x: Tensor, alpha: float | Tensor, dim: int, mask: Tensor | None) -> Ten
         alpha = alpha.double() if isinstance(alpha, Tensor) else alpha
         probs = _autograd.apply(scores.double(), alpha).to(compute_dtype(x))
     else:
-        probs = _autograd.apply(scores.to(compute_dtype(x)), alpha)
-    probs = round_to(probs, x.dtype)
+        dtype = compute_dtype(x)
+        probs = _autograd.apply(scores if scores.dtype == dtype else scores.to(dtype), alpha)
+    probs = probs if probs.dtype == x.dtype else round_to(probs, x.dtype)
     return probs if is_last else probs.movedim(-1, dim)
