@@ -20,6 +20,7 @@ import sparsum as sp
 from benchmarks.timing import describe, median_seconds
 from sparsum.solvers import AbstractSolver, ActiveSet, Nested, Systematic
 from sparsum.solvers._projections import bit_marginals
+from sparsum.solvers._splits import kinds, nested_gaps, systematic_gaps
 from sparsum.structures._parts import Scores
 
 BATCH = 64
@@ -143,16 +144,24 @@ def searches() -> None:
 
 
 def cost_of_dimension() -> None:
-    """How the closed forms scale, marginals apart from the atoms."""
-    print(f"{'n':>8} {'batch':>6} {'marginals ms':>14} {'nested ms':>11} {'systematic ms':>14} {'atoms':>8}")
+    """How the closed forms scale: marginals and probabilities, which take n log n, and with the atoms, n_atoms x n."""
+    print("closed forms over bits, forward, ms: marginals and probabilities alone, and with the atoms")
+    print(f"{'n':>8} {'batch':>6} {'nested':>10} {'with atoms':>11} {'systematic':>11} {'with atoms':>11} {'atoms':>8}")
     for n, batch in ((32, 64), (128, 64), (512, 64), (1024, 1), (4096, 1)):
-        scores = normal(batch, n)
-        structure = sp.Bits(n)
-        marginals = milliseconds(functools.partial(bit_marginals, scores, structure))
-        nested = milliseconds(functools.partial(sp.sparsemap, scores, structure, solver=Nested()))
-        systematic = milliseconds(functools.partial(sp.sparsemap, scores, structure, solver=Systematic()))
+        scores, structure = normal(batch, n), sp.Bits(n)
+
+        def probabilities(
+            gaps: Callable[[Tensor, Tensor], object], scores: Tensor = scores, structure: sp.Bits = structure
+        ) -> None:
+            marginals = bit_marginals(scores, structure)
+            gaps(marginals, kinds(marginals)[1])
+
+        times = []
+        for gaps, solver in ((nested_gaps, Nested()), (systematic_gaps, Systematic())):
+            times.append(milliseconds(functools.partial(probabilities, gaps)))
+            times.append(milliseconds(functools.partial(sp.sparsemap, scores, structure, solver=solver)))
         atoms = len(sp.sparsemap(scores, structure).atoms)
-        print(f"{n:8} {batch:6} {marginals:14.3f} {nested:11.2f} {systematic:14.2f} {atoms:8}")
+        print(f"{n:8} {batch:6} {times[0]:10.3f} {times[1]:11.2f} {times[2]:11.3f} {times[3]:11.2f} {atoms:8}")
 
 
 def main() -> None:

@@ -59,11 +59,8 @@ class Nested(AbstractSolver):
         if not isinstance(structure, Bits):
             raise TypeError(f"Nested takes Bits and Groups, got {structure!r}; ActiveSet takes any structure")
         marginals = bit_marginals(scores, structure)
-        is_one, is_fractional = _kinds(marginals)
-        inner = torch.where(is_fractional, marginals, 0.0)
-        levels, order = inner.sort(dim=-1, descending=True, stable=True)
-        edge = torch.ones_like(levels[:, :1])
-        gaps = torch.cat([edge, levels], -1) - torch.cat([levels, 0 * edge], -1)
+        is_one, is_fractional = kinds(marginals)
+        gaps, order = nested_gaps(marginals, is_fractional)
         chosen, segments = pack_kept(gaps.detach() > _NEGLIGIBLE, scores, is_unusable(scores))
         rank = _inverse(order)
         rank[~is_fractional] = scores.shape[-1]
@@ -101,19 +98,8 @@ class Systematic(AbstractSolver):
         if not isinstance(structure, Bits | Budget | Subset):
             raise TypeError(f"Systematic takes Bits, Budget and Subset, got {structure!r}; ActiveSet takes any structure")
         marginals = bit_marginals(scores, structure)
-        is_one, is_fractional = _kinds(marginals)
-        inner = torch.where(is_fractional, marginals, 0.0)
-        fixed = _prefix_sums(inner.detach(), is_fractional)
-        whole = fixed >> _PLACES
-        places = torch.where(is_fractional, fixed & (_ONE - 1), _ONE)
-        places, order = places.sort(dim=-1, stable=True)
-        # The probabilities: gaps between the fractional parts, in the order that the fixed-point numbers tell.
-        parts = torch.where(is_fractional, inner.cumsum(-1) - whole, 1.0).gather(-1, order)
-        edge = torch.ones_like(parts[:, :1])
-        gaps = torch.cat([parts, edge], -1) - torch.cat([0 * edge, parts], -1)
-        fixed_edge = torch.full_like(places[:, :1], _ONE)
-        fixed_gaps = torch.cat([places, fixed_edge], -1) - torch.cat([0 * fixed_edge, places], -1)
-        gaps = fixed_gaps.double() / _ONE + (gaps - gaps.detach())
+        is_one, is_fractional = kinds(marginals)
+        gaps, order, whole = systematic_gaps(marginals, is_fractional)
         is_bad = is_unusable(scores)
         if isinstance(structure, Subset):
             is_bad = is_bad | ((scores > -torch.inf).sum(-1) < structure.k)
@@ -122,7 +108,31 @@ class Systematic(AbstractSolver):
         return _solution(atoms.to(scores.dtype), gaps, chosen, segments, scores.dtype)
 
 
-def _kinds(marginals: Tensor) -> tuple[Tensor, Tensor]:
+def nested_gaps(marginals: Tensor, is_fractional: Tensor) -> tuple[Tensor, Tensor]:
+    """The probabilities of all threshold sets, from none to all fractional bits, (n_rows, n + 1), and the bits' order."""
+    inner = torch.where(is_fractional, marginals, 0.0)
+    levels, order = inner.sort(dim=-1, descending=True, stable=True)
+    edge = torch.ones_like(levels[:, :1])
+    return torch.cat([edge, levels], -1) - torch.cat([levels, 0 * edge], -1), order
+
+
+def systematic_gaps(marginals: Tensor, is_fractional: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The probabilities of all offsets between two fractional parts, (n_rows, n + 1), their order, and the whole parts."""
+    inner = torch.where(is_fractional, marginals, 0.0)
+    fixed = _prefix_sums(inner.detach(), is_fractional)
+    whole = fixed >> _PLACES
+    places = torch.where(is_fractional, fixed & (_ONE - 1), _ONE)
+    places, order = places.sort(dim=-1, stable=True)
+    # The values come from the fixed-point numbers, which tell the order, the derivatives from the sums themselves.
+    parts = torch.where(is_fractional, inner.cumsum(-1) - whole, 1.0).gather(-1, order)
+    edge = torch.ones_like(parts[:, :1])
+    gaps = torch.cat([parts, edge], -1) - torch.cat([0 * edge, parts], -1)
+    fixed_edge = torch.full_like(places[:, :1], _ONE)
+    fixed_gaps = torch.cat([places, fixed_edge], -1) - torch.cat([0 * fixed_edge, places], -1)
+    return fixed_gaps.double() / _ONE + (gaps - gaps.detach()), order, whole
+
+
+def kinds(marginals: Tensor) -> tuple[Tensor, Tensor]:
     """Which marginals are 1, and which are fractional."""
     fixed = marginals.detach()
     is_one = fixed >= 1 - _NEGLIGIBLE
