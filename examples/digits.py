@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 from rich.table import Table
 from sklearn.datasets import load_digits
 from torch import Tensor
@@ -183,9 +183,9 @@ def main() -> None:
         for method in METHODS:
             task = progress.add_task(f"{method:8}", total=args.epochs)
 
-            def report(epoch: int, step: Step, method: str = method, task: object = task) -> None:
+            def report(epoch: int, step: Step, method: str = method, task: TaskID = task) -> None:
                 text = f"{method:8} loss {step.loss.mean():.3f}, calls {step.calls.float().mean():5.2f}"
-                progress.update(task, completed=epoch + 1, description=text)  # type: ignore[arg-type]
+                progress.update(task, completed=epoch + 1, description=text)
 
             start = time.perf_counter()
             model = train(method, args, report)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from sparsum.simplex._blocks import reads_in_blocks, support
+from sparsum.simplex._entropy import log_on_support
 from sparsum.simplex._solve import solve
 
 Alpha = float | Tensor
@@ -133,7 +134,7 @@ class _Jacobian(torch.autograd.Function):
         grad_probs = grad_weights * _weights_slope(probs, alpha)
         grad_alpha = None
         if isinstance(alpha, Tensor):
-            grad_alpha = -(grad_weights * weights * _log(probs)).sum(-1, keepdim=True)
+            grad_alpha = -(grad_weights * weights * log_on_support(probs)).sum(-1, keepdim=True)
         return grad_probs, grad_alpha, grad_vector
 
     @staticmethod
@@ -145,7 +146,7 @@ class _Jacobian(torch.autograd.Function):
         if probs_tangent is not None:
             weights_tangent = weights_tangent + _weights_slope(probs, alpha) * probs_tangent
         if isinstance(alpha, Tensor) and alpha_tangent is not None:
-            weights_tangent = weights_tangent - weights * _log(probs) * alpha_tangent
+            weights_tangent = weights_tangent - weights * log_on_support(probs) * alpha_tangent
         change = weights_tangent * _centre(vector, weights)
         return result + change - weights * _ratio(change.sum(-1, keepdim=True), weights.sum(-1, keepdim=True))
 
@@ -219,18 +220,13 @@ def _weights_slope(probs: Tensor, alpha: Alpha) -> Tensor:
     return torch.where(is_support, (2 - alpha) * torch.where(is_support, probs, 1.0).pow(1 - alpha), 0.0)
 
 
-def _log(probs: Tensor) -> Tensor:
-    """Logarithm on the support and 0 elsewhere."""
-    return torch.where(probs > 0, probs, 1.0).log()
-
-
 def _alpha_direction(probs: Tensor, alpha: Tensor) -> Tensor:
     r"""Derivative of the probabilities in alpha.
 
     With :math:`u = -(\alpha - 1) \log p`, :math:`c = -p (\log p)^2 (e^u - 1 - u) / u^2`, which tends to
     :math:`-p (\log p)^2 / 2` at alpha = 1.
     """
-    log_probs, a = _log(probs), alpha - 1
+    log_probs, a = log_on_support(probs), alpha - 1
     u = -a * log_probs
     is_small = u < 0.5
     small = torch.where(is_small, u, 0.0)

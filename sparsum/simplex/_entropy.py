@@ -18,20 +18,20 @@ from torch import Tensor
 
 def tsallis_entropy(probs: Tensor, alpha: float | Tensor) -> Tensor:
     """Entropy of the last dimension of ``probs`` (*batch, n), 0 log 0 being 0; ``alpha`` is a number or (*batch, 1)."""
-    log_probs = _log(probs)
+    log_probs = log_on_support(probs)
     terms = probs * log_probs * _mean_growth((alpha - 1) * log_probs) / alpha
     return -terms.sum(-1)
 
 
 def entropy_slope(probs: Tensor, alpha: Tensor) -> Tensor:
     """Derivative of the entropy in ``alpha`` (*batch, 1), with the probabilities held fixed."""
-    log_probs = _log(probs)
+    log_probs = log_on_support(probs)
     u = (alpha - 1) * log_probs
     terms = log_probs.square() * _mean_growth_slope(u) - log_probs * _mean_growth(u) / alpha
     return -(probs * terms / alpha).sum(-1, keepdim=True)
 
 
-def _log(probs: Tensor) -> Tensor:
+def log_on_support(probs: Tensor) -> Tensor:
     """Logarithm of what is positive, 0 elsewhere."""
     return torch.where(probs > 0, probs, 1.0).log()
 
