@@ -13,8 +13,8 @@ from sparsum.simplex import sparsemax
 from sparsum.simplex._blocks import support
 from sparsum.solvers import AbstractSolver
 from sparsum.solvers._default import default_solver
-from sparsum.solvers._rows import is_unusable, raise_bad_rows
 from sparsum.structures import AbstractStructure, OneOf
+from sparsum.structures._bad_rows import is_unusable, raise_bad_rows
 from sparsum.structures._parts import Scores, flatten_parts, tensors_of
 
 

@@ -11,21 +11,27 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.distributions import Bernoulli, Categorical, Independent, register_kl
+from torch.distributions import Bernoulli, Categorical, Distribution, Independent, register_kl
 
 from sparsum.distribution._sparse import SparseDistribution, log_of
 from sparsum.distribution._uniform import UniformOver
-from sparsum.structures import OneOf
+from sparsum.structures import AbstractStructure, OneOf
 
-Other = TypeVar("Other", Categorical, Independent[Any], SparseDistribution)
+One = TypeVar("One", bound=Distribution)
+Other = TypeVar("Other", bound=Distribution)
+
+
+def check_uniform(structure: AbstractStructure | None, p: UniformOver) -> None:
+    """Raise unless a distribution over a structure has a divergence to a uniform one."""
+    if structure is not None and structure != p.structure:
+        raise ValueError(f"a distribution over {structure!r} has no divergence to a uniform one over {p.structure!r}")
+    if getattr(structure, "lengths", None) is not None:
+        raise ValueError("examples of different lengths have no uniform distribution in common; use q.entropy() instead")
 
 
 @register_kl(SparseDistribution, UniformOver)
 def _to_uniform(q: SparseDistribution, p: UniformOver) -> Tensor:
-    if q.structure is not None and q.structure != p.structure:
-        raise ValueError(f"a distribution over {q.structure!r} has no divergence to a uniform one over {p.structure!r}")
-    if getattr(q.structure, "lengths", None) is not None:
-        raise ValueError("examples of different lengths have no uniform distribution in common; use q.entropy() instead")
+    check_uniform(q.structure, p)
     return p.entropy().to(q.probs) - q.entropy()
 
 
@@ -36,11 +42,11 @@ def _to_categorical(q: SparseDistribution, p: Categorical) -> Tensor:
     n = p.param_shape[-1]
     if isinstance(q.structure, OneOf) and q.structure.n != n:
         raise ValueError(f"a distribution over {q.structure!r} has no divergence to a Categorical over {n} categories")
-    q, p = _broadcast(q, p)
+    q, p = broadcast(q, p)
     # Torch clamps the logits of given probabilities; their own logarithms know a true 0.
     is_given_probs = p._param is p.__dict__.get("probs")
     values = (p.probs if is_given_probs else p.logits).reshape(-1, n)[q.row, q.atoms]
-    return _sum_of_differences(q, values.log() if is_given_probs else values)
+    return sum_of_differences(q, values.log() if is_given_probs else values)
 
 
 @register_kl(SparseDistribution, Independent)
@@ -50,7 +56,7 @@ def _to_independent(q: SparseDistribution, p: Independent[Any]) -> Tensor:
         raise NotImplementedError(f"no divergence from {type(q).__name__} to Independent({type(base).__name__}) is known")
     if p.event_shape != q.event_shape:
         raise ValueError(f"the event shapes {tuple(q.event_shape)} and {tuple(p.event_shape)} differ")
-    q, p = _broadcast(q, p)
+    q, p = broadcast(q, p)
     base = p.base_dist
     bits = q.atoms.to(q.probs.dtype)
     if base._param is base.__dict__.get("probs"):
@@ -59,23 +65,23 @@ def _to_independent(q: SparseDistribution, p: Independent[Any]) -> Tensor:
     else:
         logits = base.logits.reshape(-1, *q.event_shape)[q.row]
         terms = -torch.nn.functional.binary_cross_entropy_with_logits(logits, bits, reduction="none")
-    return _sum_of_differences(q, terms.flatten(1).sum(-1))
+    return sum_of_differences(q, terms.flatten(1).sum(-1))
 
 
 @register_kl(SparseDistribution, SparseDistribution)
 def _to_sparse(q: SparseDistribution, p: SparseDistribution) -> Tensor:
     if q.event_shape != p.event_shape:
         raise ValueError(f"the event shapes {tuple(q.event_shape)} and {tuple(p.event_shape)} differ")
-    q, p = _broadcast(q, p)
-    return _sum_of_differences(q, p.log_prob_of(q.atoms, q.row))
+    q, p = broadcast(q, p)
+    return sum_of_differences(q, p.log_prob_of(q.atoms, q.row))
 
 
-def _sum_of_differences(q: SparseDistribution, log_probs: Tensor) -> Tensor:
+def sum_of_differences(q: SparseDistribution, log_probs: Tensor) -> Tensor:
     """The sum of ``q (log q - log p)`` over each row, given log p of each atom."""
     return q._sum(q.probs * (log_of(q.probs) - log_probs))
 
 
-def _broadcast(q: SparseDistribution, p: Other) -> tuple[SparseDistribution, Other]:
+def broadcast(q: One, p: Other) -> tuple[One, Other]:
     """Both in the batch shape that they have in common."""
     shape = torch.broadcast_shapes(q.batch_shape, p.batch_shape)
     return q if q.batch_shape == shape else q.expand(shape), p if p.batch_shape == shape else p.expand(shape)

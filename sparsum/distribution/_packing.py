@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 
@@ -20,6 +21,18 @@ def validates(validate_args: bool | None) -> bool:
     Torch's own default for distributions is of no use here: its compiler switches that off for the whole process.
     """
     return __debug__ if validate_args is None else validate_args
+
+
+def broadcast_value(value: Tensor, batch_shape: torch.Size, event_shape: torch.Size) -> Tensor:
+    """A value in the shape (*sample_shape, *batch_shape, *event_shape), its batch broadcast as torch does it."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"value must be a torch.Tensor, got {type(value).__name__}")
+    n_lead = value.ndim - len(event_shape)
+    if n_lead >= 0 and value.shape[n_lead:] == event_shape:
+        with contextlib.suppress(RuntimeError):
+            return value.expand(torch.broadcast_shapes(value.shape[:n_lead], batch_shape) + event_shape)
+    wanted = ", ".join(["*sample_shape", *map(str, batch_shape + event_shape)])
+    raise ValueError(f"value must have shape ({wanted}), or one that broadcasts to it, got {tuple(value.shape)}")
 
 
 def n_rows_of(atoms: Tensor, probs: Tensor, row: Tensor, batch_shape: Sequence[int] | None) -> int:

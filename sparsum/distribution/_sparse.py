@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from sparsum.distribution._expectation import Loss, expect
-from sparsum.distribution._packing import check_indices, check_packed, n_rows_of, pack_dense, validates
+from sparsum.distribution._packing import broadcast_value, check_indices, check_packed, n_rows_of, pack_dense, validates
 from sparsum.segments import Segments
 from sparsum.structures import AbstractStructure, OneOf
 from sparsum.structures._parts import Scores
@@ -184,23 +183,12 @@ class SparseDistribution(Distribution):
         value: Tensor,  # shape: (*sample_shape, *batch_shape, *event_shape)
     ) -> Tensor:
         """Logarithm of the probability, -inf for what is no atom: (*sample_shape, *batch_shape)."""
-        value = self._broadcast_value(value)
+        value = broadcast_value(value, self.batch_shape, self.event_shape)
         sample_shape = value.shape[: value.ndim - len(self.batch_shape) - len(self.event_shape)]
         n_samples, n_rows = math.prod(sample_shape), self._segments.n_rows
         queries = value.reshape(n_samples * n_rows, *self.event_shape)
         row = torch.arange(n_rows, device=value.device).repeat(n_samples)
         return self.log_prob_of(queries, row, n_samples * len(self.atoms)).reshape(sample_shape + self.batch_shape)
-
-    def _broadcast_value(self, value: Tensor) -> Tensor:
-        """A value in the shape (*sample_shape, *batch_shape, *event_shape), its batch broadcast as torch does it."""
-        if not isinstance(value, Tensor):
-            raise TypeError(f"value must be a torch.Tensor, got {type(value).__name__}")
-        n_lead = value.ndim - len(self.event_shape)
-        if n_lead >= 0 and value.shape[n_lead:] == self.event_shape:
-            with contextlib.suppress(RuntimeError):
-                return value.expand(torch.broadcast_shapes(value.shape[:n_lead], self.batch_shape) + self.event_shape)
-        wanted = ", ".join(["*sample_shape", *map(str, self.batch_shape + self.event_shape)])
-        raise ValueError(f"value must have shape ({wanted}), or one that broadcasts to it, got {tuple(value.shape)}")
 
     def log_prob_of(
         self,

@@ -13,8 +13,8 @@ from sparsum.solvers._abstract import AbstractSolver, NotConverged, Solution
 from sparsum.solvers._active_rows import ActiveRows
 from sparsum.solvers._polish import Found
 from sparsum.solvers._problem import Packed, Problem
-from sparsum.solvers._rows import is_unusable, raise_bad_rows
 from sparsum.structures import AbstractStructure
+from sparsum.structures._bad_rows import is_unusable, raise_bad_rows
 from sparsum.structures._parts import Scores, flatten_parts, tensors_of, unflatten_parts
 
 #: How often rows whose certificate fails after polishing go back into the loop.

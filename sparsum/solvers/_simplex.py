@@ -9,8 +9,8 @@ from torch import Tensor
 
 from sparsum.simplex._packed import packed_sparsemax
 from sparsum.solvers._abstract import AbstractSolver, Solution
-from sparsum.solvers._rows import raise_bad_rows
 from sparsum.structures import AbstractStructure, OneOf
+from sparsum.structures._bad_rows import raise_bad_rows
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from sparsum.segments import Segments
 from sparsum.simplex import sparsemax
 from sparsum.solvers._abstract import AbstractSolver, Solution
 from sparsum.solvers._projections import bit_marginals
-from sparsum.solvers._rows import is_unusable, pack_kept
+from sparsum.solvers._rows import pack_kept
 from sparsum.structures import AbstractStructure, Bits, Budget, Groups, Subset
+from sparsum.structures._bad_rows import is_unusable
 
 # Atoms that would get less than this are rounding, and are dropped.
 _NEGLIGIBLE = 1e-12

@@ -53,6 +53,10 @@ class Enumerated(AbstractStructure):
     def __repr__(self) -> str:
         return f"Enumerated({len(self._vectors)} vectors of shape {tuple(self._vectors.shape[1:])})"
 
+    def __len__(self) -> int:
+        """The number of vectors."""
+        return len(self._vectors)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Enumerated):
             return NotImplemented

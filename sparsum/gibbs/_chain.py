@@ -1,0 +1,152 @@
+r"""A row of choices, each depending on the one before it at most.
+
+.. math:: p(z) = p(z_1) \prod_i p(z_{i+1} \mid z_i) \propto \exp \Bigl( \sum_i u_{i, z_i} + \sum_i v_{i, z_i, z_{i+1}} \Bigr)
+
+One pass from the last choice to the first turns potentials into conditional probabilities; everything else is a pass from
+the first to the last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Stands for -inf, so that no difference of infinities makes a NaN; sums of many fit into float32.
+FORBIDDEN = -1e30
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Log-probabilities of the first choice, and of each other one given the one before it; without transitions, c is 1."""
+
+    first: Tensor  # shape: (n_rows, n_choices)
+    steps: Tensor  # shape: (n_rows, length - 1, c, n_choices)
+    log_partition: Tensor  # shape: (n_rows,)
+
+    @classmethod
+    def from_potentials(
+        cls,
+        unary: Tensor,  # shape: (n_rows, length, n_choices)
+        transition: Tensor | None,  # shape: (n_rows, length - 1, n_choices, n_choices)
+    ) -> Chain:
+        """The chain of the Gibbs distribution with these scores; in float32 at least, and in float64 with transitions."""
+        unary = finite(unary if transition is None else unary.double())
+        if transition is None:
+            log_probs = unary.log_softmax(-1)
+            return cls(log_probs[:, 0], log_probs[:, 1:].unsqueeze(2), unary.logsumexp(-1).sum(-1))
+        transition = finite(transition.double())
+        to_come = torch.zeros_like(unary[:, -1])  # shape: (n_rows, n_choices), the log-sum over all that may follow
+        steps = []
+        for i in range(unary.shape[1] - 2, -1, -1):
+            values = transition[:, i] + (unary[:, i + 1] + to_come).unsqueeze(1)
+            steps.append(values.log_softmax(-1))
+            to_come = values.logsumexp(-1)
+        begin = unary[:, 0] + to_come
+        stacked = torch.stack(steps[::-1], 1) if steps else transition
+        return cls(begin.log_softmax(-1), stacked, begin.logsumexp(-1))
+
+    @property
+    def length(self) -> int:
+        """The number of choices."""
+        return self.steps.shape[1] + 1
+
+    def step(self, i: int, state: Tensor) -> Tensor:
+        """Log-probabilities of choice i given states at choice i - 1 of each row: (n_rows, n) -> (n_rows, n, n_choices)."""
+        table = self.steps[:, i - 1]
+        if table.shape[1] == 1:
+            return table.expand(-1, state.shape[1], -1)
+        return table.gather(1, state.unsqueeze(-1).expand(-1, -1, table.shape[-1]))
+
+    def log_prob(
+        self,
+        choices: Tensor,  # shape: (n, length), int64
+        row: Tensor,  # shape: (n,)
+    ) -> Tensor:
+        """Log-probability of packed assignments, each under its own row: (n,)."""
+        n_steps, c, n_choices = self.steps.shape[1:]
+        total = take(self.first, row * n_choices + choices[:, 0])
+        if n_steps:
+            place = row.unsqueeze(-1) * n_steps + torch.arange(n_steps, device=row.device)
+            state = choices[:, :-1] if c > 1 else torch.zeros_like(choices[:, :-1])
+            total = total + take(self.steps, (place * c + state) * n_choices + choices[:, 1:]).sum(-1)
+        return infinite(total)
+
+    def sample(self, n: int, generator: torch.Generator | None) -> Tensor:
+        """Independent draws: (n, n_rows, length)."""
+        n_rows, _, c, n_choices = self.steps.shape
+        shape = (n_rows, self.length, n)
+        uniform = torch.rand(shape, dtype=torch.float64, device=self.first.device, generator=generator)
+        if c == 1:
+            table = torch.cat([self.first.unsqueeze(1), self.steps.squeeze(2)], 1)
+            drawn = draw(table.reshape(-1, n_choices).exp(), uniform.flatten(0, 1))
+            return drawn.reshape(shape).permute(2, 0, 1)
+        choices = [draw(self.first.exp(), uniform[:, 0])]
+        for i in range(1, self.length):
+            probs = self.step(i, choices[-1]).exp().reshape(-1, n_choices)
+            choices.append(draw(probs, uniform[:, i].reshape(-1, 1)).reshape(n_rows, n))
+        return torch.stack(choices, -1).transpose(0, 1)
+
+    def probabilities(self) -> tuple[Tensor, Tensor | None]:
+        """Of choices, (n_rows, length, n_choices), and of pairs of neighbours, None without transitions."""
+        if self.steps.shape[2] == 1:
+            return torch.cat([self.first.unsqueeze(1), self.steps.squeeze(2)], 1).exp(), None
+        choices, pairs = [self.first.exp()], []
+        for i in range(self.steps.shape[1]):
+            pairs.append(choices[-1].unsqueeze(-1) * self.steps[:, i].exp())
+            choices.append(pairs[-1].sum(1))
+        return torch.stack(choices, 1), torch.stack(pairs, 1) if pairs else self.steps
+
+    def entropy(self) -> Tensor:
+        """Of the first choice, and of each other one given the one before it: (n_rows,)."""
+        choices, pairs = self.probabilities()
+        if pairs is None:
+            return -(choices * torch.cat([self.first.unsqueeze(1), self.steps.squeeze(2)], 1)).sum((-1, -2))
+        return -(choices[:, 0] * self.first).sum(-1) - (pairs * self.steps).sum((-1, -2, -3))
+
+    def divergence(self, other: Chain) -> Tensor:
+        """Of the first choice, and of each other one given the one before it, from those of another chain: (n_rows,)."""
+        choices, pairs = self.probabilities()
+        if pairs is None:
+            before = choices[:, :-1].unsqueeze(-1) if other.steps.shape[2] > 1 else 1
+            pairs = before * choices[:, 1:].unsqueeze(-2)
+        begin = weighted(self.first - infinite(other.first), choices[:, 0]).sum(-1)
+        return begin + weighted(self.steps - infinite(other.steps), pairs).sum((-1, -2, -3))
+
+
+def draw(
+    probs: Tensor,  # shape: (m, n_choices)
+    uniform: Tensor,  # shape: (m, n), float64
+) -> Tensor:
+    """The choices at which cumulated probabilities pass uniform numbers, never one of probability 0: (m, n)."""
+    ends = probs.detach().double().cumsum(-1)
+    total = ends[:, -1:]
+    # A product that rounds up to the total would lie behind the last choice that has mass.
+    target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(ends, target, right=True).clamp_max(probs.shape[-1] - 1)
+
+
+def finite(scores: Tensor) -> Tensor:
+    """Scores in float32 at least, none below `FORBIDDEN`, which gets no gradient; a NaN stays."""
+    scores = scores.float() if torch.finfo(scores.dtype).bits == 16 else scores
+    return torch.where(scores < FORBIDDEN, FORBIDDEN, scores)
+
+
+def infinite(log_probs: Tensor) -> Tensor:
+    """Log-probabilities with a true -inf for what is forbidden; a NaN stays."""
+    return torch.where(log_probs < FORBIDDEN / 2, -torch.inf, log_probs)
+
+
+def weighted(values: Tensor, probs: Tensor, least: float = 0.0) -> Tensor:
+    """The products of values and probabilities, 0 for probabilities up to ``least`` and values that may be infinite."""
+    is_infinite, is_used = values == torch.inf, probs > least
+    # Infinity comes in last, because 0 times it is a NaN, also in backward.
+    product = probs * torch.where(is_used & ~is_infinite, values, 0.0)
+    return torch.where(is_used & is_infinite, torch.inf, product)
+
+
+def take(table: Tensor, places: Tensor) -> Tensor:
+    """Entries of a flattened table; of two ways, the one whose gradient is deterministic on a GPU, or fast on a CPU."""
+    flat = table.reshape(-1)
+    return flat[places] if table.is_cuda else flat.index_select(0, places.flatten()).view_as(places)
