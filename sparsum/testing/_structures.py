@@ -1,13 +1,10 @@
-"""Conformance tests, for our structures and for yours.
-
-A structure that passes `check_structure` can be used everywhere in the library.
-"""
+"""A structure against brute force over all its assignments."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,24 +14,12 @@ from sparsum.solvers import AbstractSolver
 from sparsum.sparsemap import sparsemap, topk_sparsemax
 from sparsum.structures import AbstractStructure
 from sparsum.structures._parts import Scores, flatten_parts, select_rows, unflatten_parts
+from sparsum.testing._report import Report
 
 _MAX_MEMBERS = 5000
 _N_ROWS = 5
 
 RandomScores = Callable[[torch.Generator, int], Scores]
-
-
-@dataclass
-class Report:
-    """What was checked, and how often."""
-
-    counts: dict[str, int] = field(default_factory=dict)
-
-    def check(self, name: str, is_right: bool, message: str) -> None:
-        """Count a check, and raise an AssertionError with the message if it failed."""
-        self.counts[name] = self.counts.get(name, 0) + 1
-        if not is_right:
-            raise AssertionError(f"{name}: {message}")
 
 
 @dataclass(frozen=True)

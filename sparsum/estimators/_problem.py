@@ -1,0 +1,131 @@
+"""What an estimator works on: flattened rows, and the loss with its checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from sparsum.gibbs import Gibbs
+from sparsum.structures import AbstractStructure, Bits
+from sparsum.structures._parts import Scores, tensors_of
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+_INSTEAD = "an estimator that hands it atoms, such as SparseMAP, TopK, ScoreFunction or LeaveOneOut, needs no such loss"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Rows of scores over a structure, and a loss of assignments to be averaged in each row."""
+
+    structure: AbstractStructure  # as bound to these rows
+    rows: Scores  # shape: (n_rows, *score_shape)
+    batch_shape: torch.Size
+    loss: Loss
+    context: Tensor | None  # shape: (n_rows, *features)
+    generator: torch.Generator | None
+    name: str  # of the estimator, for messages
+    validate_args: bool
+
+    @property
+    def n_rows(self) -> int:
+        """The number of rows."""
+        return len(tensors_of(self.rows)[0])
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the scores."""
+        return tensors_of(self.rows)[0].device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the scores."""
+        return tensors_of(self.rows)[0].dtype
+
+    def gibbs(self) -> Gibbs:
+        """The dense distribution of the batch."""
+        return Gibbs._from_rows(self.structure, self.rows, self.batch_shape, validate_args=self.validate_args)
+
+    def row(self, n_each: int) -> Tensor:
+        """The row of each of ``n_each`` atoms per row: (n_rows * n_each,)."""
+        rows = torch.arange(self.n_rows, device=self.device)
+        return rows.repeat_interleave(n_each, output_size=self.n_rows * n_each)
+
+    def calls(self, n_each: int) -> Tensor:
+        """The same number of calls for every row."""
+        return torch.full((self.n_rows,), n_each, device=self.device)
+
+    def losses(
+        self,
+        z: Tensor,  # shape: (n, *event_shape)
+        row: Tensor,  # shape: (n,)
+    ) -> Tensor:
+        """The loss of each assignment, checked: (n,)."""
+        values = self.loss(z, row)
+        if not isinstance(values, Tensor) or not values.is_floating_point():
+            kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
+            raise TypeError(f"loss must return a floating-point torch.Tensor, got {kind}")
+        if values.shape != row.shape:
+            raise ValueError(
+                f"loss must return one number per assignment, shape ({len(row)},), got {tuple(values.shape)}; index what "
+                "belongs to an example by row, as in x[row], and neither keep dimensions nor average over the assignments"
+            )
+        return values
+
+    def sample_losses(
+        self,
+        atoms: Tensor,  # shape: (n_rows, n_each, *event_shape)
+    ) -> Tensor:
+        """The loss of the same number of atoms for each row: (n_rows, n_each)."""
+        return self.losses(atoms.flatten(0, 1), self.row(atoms.shape[1])).reshape(atoms.shape[:2])
+
+    def log_probs(
+        self,
+        p: Gibbs,
+        atoms: Tensor,  # shape: (n_rows, n_each, *event_shape)
+    ) -> Tensor:
+        """The log-probability of the same number of atoms for each row: (n_rows, n_each)."""
+        return p.log_prob_of(atoms.flatten(0, 1), self.row(atoms.shape[1])).reshape(atoms.shape[:2])
+
+    def relaxed_losses(
+        self,
+        vectors: Tensor,  # shape: (n_rows, n_each, *score_shape)
+    ) -> Tensor:
+        """The loss of vectors that may be no assignments, differentiable in them: (n_rows, n_each)."""
+        z, row = vectors.to(self.dtype).flatten(0, 1), self.row(vectors.shape[1])
+        try:
+            values = self.losses(z, row)
+        except (IndexError, RuntimeError, TypeError) as error:
+            if isinstance(self.structure, Bits):  # whose vectors are no other than its atoms
+                raise
+            seen = f"{str(z.dtype).removeprefix('torch.')} vectors of shape {tuple(z.shape)}"
+            raise TypeError(
+                f"{self.name} hands the loss {seen}, and it failed on them: {error}; sparsum.embed takes both such vectors "
+                f"and atoms; {_INSTEAD}"
+            ) from error
+        if torch.is_grad_enabled() and len(row) and not _depends_on(values, z):
+            raise ValueError(
+                f"{self.name} needs a loss that is differentiable in z, but what the loss returned does not depend on z by "
+                f"differentiable operations; {_INSTEAD}"
+            )
+        return values.reshape(vectors.shape[:2])
+
+
+def _depends_on(values: Tensor, z: Tensor) -> bool:
+    """Whether the graph behind values contains z: a walk over its nodes, which costs no computation."""
+    if not z.requires_grad:
+        return True  # nothing is to be differentiated
+    target, seen, waiting = z.grad_fn, set[Node](), [values.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if node is target:
+            return True
+        seen.add(node)
+        waiting.extend(parent for parent, _ in node.next_functions)
+    return False

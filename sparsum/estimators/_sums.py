@@ -1,0 +1,195 @@
+"""Exact sums: over all assignments, or over the few that have mass."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparsum.distribution import SparseDistribution
+from sparsum.estimators._abstract import AbstractEstimator, Estimate
+from sparsum.estimators._arguments import check_chunk_size, check_number
+from sparsum.estimators._members import MAX_COUNT, count_of, members
+from sparsum.estimators._problem import Problem
+from sparsum.gibbs import Gibbs
+from sparsum.gibbs._gibbs import GIBBS_STRUCTURES
+from sparsum.segments import Segments
+from sparsum.simplex import entmax, entmax15, sparsemax
+from sparsum.simplex._blocks import support
+from sparsum.solvers import AbstractSolver
+from sparsum.sparsemap import sparsemap, topk_sparsemax
+from sparsum.structures import AbstractStructure, OneOf
+from sparsum.structures._bad_rows import raise_bad_rows
+from sparsum.structures._parts import flatten_parts
+
+
+class Dense(AbstractEstimator):
+    r"""The exact sum over all assignments, :math:`\sum_z p(z) \ell(z)` with :math:`p(z) \propto \exp(a_z^\top t)`.
+
+    What all others are measured by, where it can be afforded: one call of the loss per assignment that is not forbidden.
+
+    >>> import sparsum as sp
+    >>> estimate = Dense()(torch.zeros(1, 3), sp.Bits(3), lambda z, row: z.sum(-1))
+    >>> estimate.value, estimate.calls
+    (tensor([1.5000]), tensor([8]))
+
+    Args:
+        max_count: the largest number of assignments.
+        chunk_size: at most this many atoms at a time, as in `sparsum.SparseDistribution.expect`.
+    """
+
+    structures = (AbstractStructure,)
+
+    def __init__(self, *, max_count: int = MAX_COUNT, chunk_size: int | None = None) -> None:
+        super().__init__()
+        check_number("max_count", max_count, least=1, is_whole=True)
+        self.max_count, self.chunk_size = max_count, check_chunk_size(chunk_size)
+
+    def n_calls(self, structure: AbstractStructure) -> int:
+        """All assignments, if none is forbidden."""
+        return count_of(structure, self.max_count, "Dense")
+
+    def estimate(self, problem: Problem) -> Estimate:
+        """The weighted sum of all losses."""
+        atoms, scores = members(problem, self.n_calls(problem.structure))
+        probs = scores.softmax(-1).to(problem.dtype)
+        allowed = scores.detach() > -torch.inf
+        is_bad = ~(scores.detach().amax(-1).abs() < torch.inf)
+        n_kept, n_bad = torch.stack([allowed.sum(), is_bad.sum()]).tolist()
+        if n_bad:
+            raise_bad_rows(is_bad, flatten_parts(problem.rows))
+        atoms, probs = atoms.flatten(0, 1), probs.reshape(-1)
+        if n_kept < allowed.numel():
+            kept = allowed.reshape(-1)
+            atoms, probs = atoms[kept], probs[kept]
+        segments = Segments.from_lengths(allowed.sum(-1), n_kept)
+        q = SparseDistribution._from_segments(atoms, probs, segments, problem.batch_shape, problem.structure)
+        found = _sum(problem, q, self.chunk_size)
+        if not isinstance(problem.structure, GIBBS_STRUCTURES):
+            return found
+        # What was checked above needs no second wait for the device.
+        gibbs = Gibbs._from_rows(problem.structure, problem.rows, problem.batch_shape, validate_args=False)
+        return Estimate(found.surrogate, found.value, found.calls, gibbs)
+
+
+class Sparse(AbstractEstimator):
+    r"""The exact sum under the entmax of the scores of all assignments: sparsemax by default.
+
+    .. math:: \sum_z q(z) \ell(z), \quad q = \alpha\text{-entmax}\bigl( (a_z^\top t)_z \bigr)
+
+    For categories. Over other structures it lists all assignments, and serves if they are few; else see `TopK`, the same
+    cut to the k best, and `SparseMAP`.
+
+    >>> import sparsum as sp
+    >>> estimate = Sparse()(torch.tensor([[1.0, 0.8, -0.5]]), sp.OneOf(3), lambda z, row: z.float())
+    >>> estimate.value, estimate.calls
+    (tensor([0.4000]), tensor([2]))
+
+    Args:
+        alpha: 2 is sparsemax, 1.5 has a somewhat larger support; larger than 1.
+        max_count: the largest number of assignments, for structures other than `OneOf`.
+        chunk_size: at most this many atoms at a time, as in `sparsum.SparseDistribution.expect`.
+
+    References:
+        - Efficient marginalization of discrete and structured latent variables via sparsity (Correia, Niculae, Aziz &
+          Martins, 2020), section 3, https://arxiv.org/abs/2007.01919
+    """
+
+    structures = (AbstractStructure,)
+
+    def __init__(self, alpha: float = 2.0, *, max_count: int = MAX_COUNT, chunk_size: int | None = None) -> None:
+        super().__init__()
+        check_number("alpha", alpha, above=1.0)
+        check_number("max_count", max_count, least=1, is_whole=True)
+        self.alpha, self.max_count, self.chunk_size = float(alpha), max_count, check_chunk_size(chunk_size)
+
+    def n_calls(self, structure: AbstractStructure) -> None:
+        """As many as have mass."""
+
+    def estimate(self, problem: Problem) -> Estimate:
+        """The weighted sum of the losses of what has mass."""
+        structure, rows = problem.structure, problem.rows
+        if isinstance(structure, OneOf):
+            scores, atoms = rows, None
+        else:
+            atoms, scores = members(problem, count_of(structure, self.max_count, "Sparse"))
+        probs = self._map(scores).to(problem.dtype)
+        packed, n_bad = support(probs.detach(), scores.detach().isnan().any(-1))
+        if n_bad:
+            is_bad = scores.isnan().any(-1) | (packed.segments.lengths == 0)
+            raise_bad_rows(is_bad, flatten_parts(rows))
+        kept = packed.flat % scores.shape[-1] if atoms is None else atoms.flatten(0, 1)[packed.flat]
+        values = probs.reshape(-1).index_select(0, packed.flat)
+        q = SparseDistribution._from_segments(kept, values, packed.segments, problem.batch_shape, structure)
+        return _sum(problem, q, self.chunk_size)
+
+    def _map(self, scores: Tensor) -> Tensor:
+        if self.alpha == 2:
+            return sparsemax(scores)
+        return entmax15(scores) if self.alpha == 1.5 else entmax(scores, self.alpha)
+
+
+class TopK(AbstractEstimator):
+    """The exact sum under `sparsum.topk_sparsemax`: the sparsemax of all assignments, cut to the k best.
+
+    >>> import sparsum as sp
+    >>> estimate = TopK(4)(torch.zeros(1, 128), sp.Bits(128), lambda z, row: z.sum(-1))
+    >>> estimate.calls
+    tensor([4])
+
+    Args:
+        k: the largest number of atoms per row, at least 1.
+        chunk_size: at most this many atoms at a time, as in `sparsum.SparseDistribution.expect`.
+    """
+
+    structures = (AbstractStructure,)
+
+    def __init__(self, k: int, *, chunk_size: int | None = None) -> None:
+        super().__init__()
+        check_number("k", k, least=1, is_whole=True)
+        self.k, self.chunk_size = k, check_chunk_size(chunk_size)
+
+    def n_calls(self, structure: AbstractStructure) -> None:
+        """As many as have mass, at most k."""
+
+    def estimate(self, problem: Problem) -> Estimate:
+        """The weighted sum of the losses of what has mass."""
+        return _sum(problem, topk_sparsemax(problem.rows, problem.structure, self.k), self.chunk_size)
+
+
+class SparseMAP(AbstractEstimator):
+    """The exact sum under `sparsum.sparsemap`: few assignments whose mean vector is the closest to the scores.
+
+    >>> import sparsum as sp
+    >>> estimate = SparseMAP()(torch.tensor([[0.5, -3.0]]), sp.Bits(2), lambda z, row: z.sum(-1))
+    >>> estimate.value, estimate.calls
+    (tensor([0.7500]), tensor([2]))
+
+    Args:
+        solver: one of `sparsum.solvers`; by default a closed form where there is one, else the active set.
+        chunk_size: at most this many atoms at a time, as in `sparsum.SparseDistribution.expect`.
+    """
+
+    structures = (AbstractStructure,)
+
+    def __init__(self, solver: AbstractSolver | None = None, *, chunk_size: int | None = None) -> None:
+        super().__init__()
+        if solver is not None and not isinstance(solver, AbstractSolver):
+            raise TypeError(f"solver must be a solver such as sparsum.solvers.ActiveSet(), got {type(solver).__name__}")
+        self.solver, self.chunk_size = solver, check_chunk_size(chunk_size)
+
+    def n_calls(self, structure: AbstractStructure) -> None:
+        """As many as have mass, at most one more than the structure has parts."""
+
+    def estimate(self, problem: Problem) -> Estimate:
+        """The weighted sum of the losses of what has mass."""
+        return _sum(problem, sparsemap(problem.rows, problem.structure, solver=self.solver), self.chunk_size)
+
+
+def _sum(problem: Problem, q: SparseDistribution, chunk_size: int | None) -> Estimate:
+    """The sum of all terms, and the distribution in the shape of the batch."""
+    generators = () if problem.generator is None else (problem.generator,)
+    value = q.expect(problem.losses, chunk_size=chunk_size, generators=generators)
+    shaped = SparseDistribution._from_segments(
+        q.atoms, q.probs, q._segments, problem.batch_shape, q.structure, is_exact=q.is_exact.reshape(problem.batch_shape)
+    )
+    return Estimate(value, value, q.n_atoms_per_row, shaped)

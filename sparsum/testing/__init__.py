@@ -1,0 +1,10 @@
+"""Conformance tests, for our structures and estimators and for yours.
+
+A structure that passes `check_structure`, or an estimator that passes `check_estimator`, can be used everywhere in the
+library.
+"""
+
+from sparsum.testing._estimators import CONTEXT_SIZE as CONTEXT_SIZE
+from sparsum.testing._estimators import check_estimator as check_estimator
+from sparsum.testing._report import Report as Report
+from sparsum.testing._structures import check_structure as check_structure
