@@ -36,6 +36,7 @@ bench: $(READY) ## Benchmarks against peers, on one CPU thread
 	$(BIN)/python -m benchmarks.simplex
 	$(BIN)/python -m benchmarks.expect
 	$(BIN)/python -m benchmarks.sparsemap
+	$(BIN)/python -m benchmarks.estimators
 
 clean: ## Remove .venv and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -4,10 +4,13 @@ The way in is `sparsemap`, which turns scores into a `SparseDistribution`, and i
 the few assignments that have mass. `sparsemax`, `entmax15` and `entmax` are drop-ins for `torch.softmax`.
 """
 
+from sparsum import estimators as estimators
 from sparsum import solvers as solvers
 from sparsum import testing as testing
+from sparsum.diagnose import diagnose as diagnose
 from sparsum.distribution import SparseDistribution as SparseDistribution
 from sparsum.distribution import UniformOver as UniformOver
+from sparsum.gibbs import Gibbs as Gibbs
 from sparsum.simplex import Entmax as Entmax
 from sparsum.simplex import Entmax15 as Entmax15
 from sparsum.simplex import Entmax15Loss as Entmax15Loss
