@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import sparsum as sp
-from examples import digits, knapsack, latent_trees, matching
+from examples import digits, estimators, knapsack, latent_trees, matching
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 def test_the_readme_runs() -> None:
     text = (ROOT / "README.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     assert text[: text.index("```python")].count("\n") < 30
     names: dict[str, object] = {}
     for block in blocks:
@@ -44,6 +44,14 @@ def test_the_demo_learns(method: str) -> None:
     assert result.accuracy > 15  # chance is 10
     assert result.calls == {"dense": 64, "sampled": 1}.get(method, result.calls)
     assert result.calls >= 1
+
+
+def test_every_estimator_trains_the_example() -> None:
+    results = estimators.main(steps=100)
+    assert len(results) == 18
+    assert all(after < before - 10 for before, after, _ in results.values())
+    assert round(results["Dense"][2]) == 256
+    assert results["Sparse"][2] < 100
 
 
 def test_the_knapsack_is_a_structure() -> None:
