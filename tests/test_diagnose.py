@@ -238,10 +238,10 @@ def test_the_same_seed_gives_the_same_numbers() -> None:
 
 def test_names() -> None:
     diagnosis = run(es.TopK(1), es.Dense(), es.TopK(2), draws=2)
-    assert [row.name for row in diagnosis.rows] == ["TopK", "Dense", "TopK 2"]
+    assert [row.name for row in diagnosis.rows] == ["TopK(k=1)", "Dense", "TopK(k=2)"]
     named = sp.diagnose(SCORES, sp.OneOf(3), table_loss, {"all": es.Dense()}, draws=2)
     assert named["all"].calls == 3
-    with pytest.raises(KeyError, match="no estimator is called 'TopK 3'; there are TopK, Dense, TopK 2"):
+    with pytest.raises(KeyError, match="no estimator is called 'TopK 3'; there are TopK\\(k=1\\), Dense, TopK\\(k=2\\)"):
         diagnosis["TopK 3"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -110,3 +111,90 @@ def test_estimators_whose_row_check_is_off_keep_a_nan_in_its_row(generator: torc
     estimate = estimator(leaf, sp.OneOf(4), lambda z, row: z.float(), generator=generator)
     (gradient,) = torch.autograd.grad(estimate.surrogate[[0, 2]].sum(), leaf)
     assert gradient[[0, 2]].isfinite().all()
+
+
+def test_a_loss_may_change_its_assignments_in_place(generator: torch.Generator) -> None:
+    scores = torch.randn(5, 3, generator=generator)
+
+    def gradient(loss: Callable[[Tensor, Tensor], Tensor], estimator: se.AbstractEstimator) -> Tensor:
+        leaf = scores.clone().requires_grad_()
+        found = estimator(leaf, sp.Bits(3), loss, generator=torch.Generator().manual_seed(0))
+        return torch.autograd.grad(found.surrogate.sum(), leaf)[0]
+
+    def changes(z: Tensor, row: Tensor) -> Tensor:
+        result = z.mul(torch.tensor([1.0, 2.0, 4.0])).sum(-1)
+        z.mul_(2).sub_(1)
+        return result
+
+    def keeps(z: Tensor, row: Tensor) -> Tensor:
+        return changes(z.clone(), row)
+
+    for estimator in (se.ScoreFunction(baseline=False), se.SelfCritic(), se.UnorderedSet(2), se.SparseMAP(), se.TopK(2)):
+        assert torch.equal(gradient(changes, estimator), gradient(keeps, estimator))
+
+
+def test_losses_in_half_precision_that_would_overflow(generator: torch.Generator) -> None:
+    scores = torch.zeros(2, 4, dtype=torch.float16, requires_grad=True)
+    estimate = se.LeaveOneOut(4)(scores, sp.OneOf(4), lambda z, row: z.half() + 20_000, generator=generator)
+    (gradient,) = torch.autograd.grad(estimate.surrogate.sum(), scores)
+    assert gradient.isfinite().all()
+    many = torch.zeros(1, 1000, dtype=torch.float16, requires_grad=True)
+    estimate = se.ScoreFunction()(many, sp.Bits(1000), lambda z, row: z.sum(-1) - 300, generator=generator)
+    assert torch.equal(estimate.surrogate, estimate.value)
+    assert estimate.value.isfinite().all()
+
+
+@pytest.mark.parametrize("estimator", [se.Rebar(), se.Relax(3), se.ScoreFunction(), se.GumbelSoftmax(), se.Imle()])
+def test_inference_mode(estimator: se.AbstractEstimator) -> None:
+    with torch.inference_mode():
+        estimate = estimator(torch.zeros(4, 3), sp.Bits(3), lambda z, row: z.sum(-1))
+    assert estimate.value.shape == (4,)
+
+
+@pytest.mark.parametrize("estimator", [se.SumAndSample(1), se.UnorderedSet(2)], ids=["SumAndSample", "UnorderedSet"])
+def test_a_small_rest_keeps_its_digits(estimator: se.AbstractEstimator, generator: torch.Generator) -> None:
+    row = torch.tensor([18.0, 0.0, 0.5, -0.3])
+    scores = row.expand(20_000, 4).clone().requires_grad_()
+    losses = torch.tensor([0.0, 1.0, 2.0, 3.0])
+    estimate = estimator(scores, sp.OneOf(4), lambda z, row: losses[z], generator=generator)
+    (gradients,) = torch.autograd.grad(estimate.surrogate.sum(), scores)
+    leaf = row.double().requires_grad_()
+    (wanted,) = torch.autograd.grad((leaf.softmax(0) * losses).sum(), leaf)
+    off = (gradients.double().mean(0) - wanted).abs() / (gradients.double().std(0) / 20_000**0.5 + 1e-3 * wanted.abs())
+    assert (off < 5).all()
+
+
+def test_derived_structures_with_other_assignments_are_not_summed_as_their_parents() -> None:
+    class EvenBits(sp.Bits):
+        def argmax(self, scores: Tensor) -> Tensor:
+            best = super().argmax(scores)
+            worst = scores.abs().argmin(-1, keepdim=True)
+            flipped = best.scatter(-1, worst, 1 - best.gather(-1, worst))
+            return torch.where(best.sum(-1, keepdim=True) % 2 == 0, best, flipped)
+
+    class Named(sp.Bits):
+        """Nothing but another name."""
+
+    with pytest.raises(TypeError, match="a derived class must not change its assignments"):
+        se.ScoreFunction()(torch.zeros(2, 3), EvenBits(3), total)
+    assert se.ScoreFunction()(torch.zeros(2, 3), Named(3), total).value.shape == (2,)
+
+
+def test_a_structure_that_does_not_say_how_many_assignments_it_has() -> None:
+    class First(sp.AbstractStructure):
+        def argmax(self, scores: Tensor) -> Tensor:
+            return torch.zeros_like(scores)
+
+    with pytest.raises(TypeError, match=r"these take it: Imle, TopK, SparseMAP$"):
+        se.ScoreFunction()(torch.zeros(2, 3), First(), total)
+    with pytest.raises(ValueError, match="does not say how many it has"):
+        se.Dense()(torch.zeros(2, 3), First(), total)
+
+
+def test_contexts_of_other_shapes_and_dtypes() -> None:
+    scores = torch.zeros(4, 3)
+    for estimator in (se.NVIL(1), se.Relax(3, 1)):
+        for context in (torch.ones(4), torch.ones(4, 1, dtype=torch.int64)):
+            assert estimator(scores, sp.OneOf(3), lambda z, row: z.float(), context=context).value.shape == (4,)
+        with pytest.raises(ValueError, match="was made for a context of 1 features per element, got 2"):
+            estimator(scores, sp.OneOf(3), lambda z, row: z.float(), context=torch.ones(4, 2))

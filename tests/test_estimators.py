@@ -158,6 +158,68 @@ def test_straight_through_bits_are_samples(estimator: AbstractEstimator, is_righ
     assert bool((off < 5).all()) == is_right
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_chance_does_not_pass_for_certainty(seed: int) -> None:
+    """Equal draws in a row say nothing: right estimators pass with every seed, and wrong ones do not."""
+
+    class Half(se.ScoreFunction):
+        def estimate(self, problem: Problem) -> Estimate:
+            p = problem.gibbs()
+            atoms, losses = sample_losses(problem, p, 1)
+            surrogate = losses + 0.5 * losses.detach() * problem.log_probs(p, atoms)
+            return Estimate(surrogate.mean(1), losses.mean(1), problem.calls(1), p)
+
+    sp.testing.check_estimator(se.ScoreFunction(), structures=(sp.OneOf(3),), draws=3000, seed=seed)
+    with pytest.raises(AssertionError, match="standard errors off"):
+        sp.testing.check_estimator(Half(), structures=(sp.OneOf(3),), seed=seed)
+
+
+def test_a_baseline_from_other_rows_is_found() -> None:
+    class BatchMean(se.ScoreFunction):
+        def estimate(self, problem: Problem) -> Estimate:
+            p = problem.gibbs()
+            atoms, losses = sample_losses(problem, p, 1)
+            signal = losses.detach() - losses.detach().mean()
+            surrogate = losses + signal * problem.log_probs(p, atoms)
+            return Estimate(surrogate.mean(1), losses.mean(1), problem.calls(1), p)
+
+    with pytest.raises(AssertionError, match="depends on the losses of other rows"):
+        sp.testing.check_estimator(BatchMean())
+
+
+def test_a_baseline_that_is_updated_too_early_is_found() -> None:
+    class Hasty(se.ScoreFunction):
+        def estimate(self, problem: Problem) -> Estimate:
+            p = problem.gibbs()
+            atoms, losses = sample_losses(problem, p, 1)
+            assert self.baseline is not None
+            if self.training:
+                self.baseline.update(losses.detach())
+            surrogate = losses + (losses.detach() - self.baseline.mean) * problem.log_probs(p, atoms)
+            return Estimate(surrogate.mean(1), losses.mean(1), problem.calls(1), p)
+
+    with pytest.raises(AssertionError, match="it sees its own update"):
+        sp.testing.check_estimator(Hasty())
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # which the compiler itself looks at
+def test_compiled_functions_give_the_same_gradient() -> None:
+    def gradient(estimator: AbstractEstimator, *, is_compiled: bool) -> Tensor:
+        leaf = torch.linspace(-1, 1, 32).reshape(8, 4).requires_grad_()
+
+        def step(scores: Tensor, generator: torch.Generator) -> Tensor:
+            loss = estimator(2 * scores, sp.Bits(4), lambda z, row: 100 + z.square().sum(-1), generator=generator)
+            return loss.surrogate.mean()
+
+        run = torch.compile(step, backend="aot_eager") if is_compiled else step
+        (found,) = torch.autograd.grad(run(leaf, torch.Generator().manual_seed(0)), leaf)
+        return found
+
+    for make in (se.ScoreFunction, se.GumbelSoftmax, se.Rebar, se.SumAndSample, se.Sparse):
+        plain, compiled = (gradient(make(), is_compiled=is_compiled) for is_compiled in (False, True))
+        torch.testing.assert_close(plain, compiled)
+
+
 def test_a_lie_about_calls_is_found() -> None:
     class Liar(se.ScoreFunction):
         def n_calls(self, structure: sp.AbstractStructure) -> int:
@@ -284,5 +346,5 @@ def test_calls_that_do_not_fit_are_refused() -> None:
         se.Relax(5)(scores, sp.OneOf(3), number)
     with pytest.raises(ValueError, match="network must return one number per row"):
         se.NVIL(network=torch.nn.Linear(4, 2))(scores, sp.OneOf(3), number, context=torch.zeros(2, 4))
-    with pytest.raises(ValueError, match=r"Bits\(n=40.* more than max_count=65536; TopK, SparseMAP"):
+    with pytest.raises(ValueError, match=r"Bits\(n=40.* more than max_count=65536; TopK and SparseMAP"):
         se.Dense()(torch.zeros(2, 40), sp.Bits(40), number)

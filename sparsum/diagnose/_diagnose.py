@@ -88,6 +88,8 @@ def diagnose(
     check_number("warm_up", warm_up, least=0, is_whole=True)
     check_number("max_terms", max_terms, least=0, is_whole=True)
     check_number("seed", seed, is_whole=True)
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress must be a function or None, got {type(progress).__name__}")
     named = _named(estimators)
     case = Case.of(scores, structure, loss, context)
     exact = Exact(case, max_terms, progress if progress is not None else lambda *_: None)
@@ -101,7 +103,7 @@ def diagnose(
 
 
 def _named(estimators: Any) -> dict[str, AbstractEstimator]:
-    """Estimators by their names: those of a list by class, and by a number from the second of a class on."""
+    """Estimators by their names: those of a list by class, with arguments if there are several of it, and then a number."""
     if not isinstance(estimators, Mapping | list | tuple):
         raise TypeError(f"estimators must be a list, or a dict with names as keys, got {type(estimators).__name__}")
     if not estimators:
@@ -112,6 +114,8 @@ def _named(estimators: Any) -> dict[str, AbstractEstimator]:
         named, n_seen = {}, Counter[str]()
         for estimator in estimators:
             kind = type(estimator).__name__
+            if sum(type(other) is type(estimator) for other in estimators) > 1 and isinstance(estimator, AbstractEstimator):
+                kind = f"{kind}({estimator.extra_repr()})"
             n_seen[kind] += 1
             named[kind if n_seen[kind] == 1 else f"{kind} {n_seen[kind]}"] = estimator
     for name, estimator in named.items():

@@ -42,6 +42,8 @@ class Diagnosis:
         text = [form.format(*line) for line in lines]
         if any(row.is_biased for row in self.rows):
             text.append("* biased: more than the noise of the draws would feign")
+        if any(row.is_doubtful for row in self.rows):
+            text.append("? more than the noise of these draws, though declared unbiased: take more draws, or mend it")
         for row in self.rows:
             if row.reason:
                 text.append(textwrap.fill(f"{row.name}: {row.reason}", _WIDTH, subsequent_indent="    "))
@@ -50,8 +52,8 @@ class Diagnosis:
     def plot(self, path: str | os.PathLike[str] | None = None, ax: Axes | None = None) -> Axes:
         """Draw the variance against the calls, both on logarithmic axes, with one point for each estimator.
 
-        Filled points are unbiased as far as can be told, hollow ones are biased. Sums have no variance: they are triangles
-        at the bottom. It needs matplotlib, but neither a display nor its global state.
+        Filled points are of estimators that are unbiased, hollow ones of biased ones. Sums have no variance: they are
+        triangles at the bottom. It needs matplotlib, but neither a display nor its global state.
 
         Args:
             path: a file to write, such as ``"variance.png"``; by default none.
@@ -66,6 +68,10 @@ class Diagnosis:
         return plot(self.rows, path, ax)
 
 
+def _mark(row: Measurement) -> str:
+    return "*" if row.is_biased else "?" if row.is_doubtful else " "
+
+
 def _cells(row: Measurement) -> tuple[str, ...]:
     """A row of the table as text."""
     products = row.variance_times_calls, row.variance_times_milliseconds
@@ -76,6 +82,6 @@ def _cells(row: Measurement) -> tuple[str, ...]:
         f"{row.milliseconds:.2f}",
         f"{row.variance:.3g}",
         *(f"{product:.3g}" for product in products),
-        f"{row.bias:.3f}{'*' if row.is_biased else ' '}" if is_known else "- ",
+        f"{row.bias:.3f}{_mark(row)}" if is_known else "- ",
         f"{row.noise:.3f}" if is_known else "-",
     )

@@ -13,7 +13,7 @@ from sparsum.diagnose._case import Case, Progress
 from sparsum.diagnose._exact import Exact
 from sparsum.diagnose._measurement import Measurement
 from sparsum.diagnose._moments import Moments, relative_bias
-from sparsum.estimators import AbstractEstimator
+from sparsum.estimators import AbstractEstimator, Anneal
 
 # A sum is the same at every draw: so many are enough to time it.
 _ENOUGH_OF_A_SUM = 10
@@ -35,7 +35,10 @@ def _measure(
 ) -> Measurement:
     generator = torch.Generator(case.device).manual_seed(seed)
     if estimator.state_dict():
+        steps = [(module, module.step.clone()) for module in estimator.modules() if isinstance(module, Anneal)]
         _warm_up(name, estimator, case, warm_up, generator, exact.progress)
+        for module, step in steps:  # a baseline is to fill, but temperatures are to stay
+            module.step.copy_(step)
     buffers = [(buffer, buffer.clone()) for buffer in estimator.buffers()]
     truth = _truth(estimator, case, exact, generator)
     moments, calls, seconds = Moments(), list[float](), list[float]()
@@ -61,7 +64,9 @@ def _measure(
         variance=moments.variance / case.n_rows,
         bias=bias,
         noise=noise,
-        is_biased=bias > max(noise, rounding),
+        is_unbiased=estimator.is_unbiased,
+        is_biased=bias > max(noise, rounding) and not estimator.is_unbiased,
+        is_doubtful=bias > max(noise, rounding) and estimator.is_unbiased,
     )
 
 

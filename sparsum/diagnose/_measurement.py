@@ -18,7 +18,10 @@ class Measurement:
         bias: distance of the mean gradient from the exact one, relative to the norm of the exact one; what the noise of
             finitely many draws adds to its square is subtracted.
         noise: the largest bias that noise alone would feign, in the same unit: four standard errors of its square.
-        is_biased: whether the bias is more than noise and rounding.
+        is_unbiased: what it declares.
+        is_biased: whether the bias is more than noise and rounding, for an estimator that declares to be biased.
+        is_doubtful: the same for one that declares not to be. More draws tell: where the assignments that matter are rare,
+            few draws may see none of them, and then neither the bias nor its noise can be told.
         reason: why nothing was measured; empty if something was.
     """
 
@@ -28,7 +31,9 @@ class Measurement:
     variance: float = math.nan
     bias: float = math.nan
     noise: float = math.nan
+    is_unbiased: bool = True
     is_biased: bool = False
+    is_doubtful: bool = False
     reason: str = ""
 
     @property

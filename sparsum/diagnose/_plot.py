@@ -25,12 +25,12 @@ def plot(points: Sequence[Measurement], path: str | os.PathLike[str] | None, ax:
     heights = [max(point.variance, floor) for point in shown]
     ax.set(xscale="log", yscale="log", xlabel="calls of the loss per example", ylabel="variance of the gradient")
     for point, height, colour in zip(shown, heights, _colours(), strict=False):
-        face = "none" if point.is_biased else colour
+        face = colour if point.is_unbiased else "none"
         marker = "o" if point.variance > 0 else "v"
         ax.plot([point.calls], [height], marker, color=colour, markerfacecolor=face)
     ax.margins(0.2)
     _label(ax, shown, heights)
-    ax.set_title("filled: no bias found, hollow: biased, triangle: a sum, without variance", fontsize="small")
+    ax.set_title("filled: unbiased, hollow: biased, triangle: a sum, without variance", fontsize="small")
     if path is not None:
         ax.figure.canvas.print_figure(path)
     return ax

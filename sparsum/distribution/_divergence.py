@@ -32,7 +32,7 @@ def check_uniform(structure: AbstractStructure | None, p: UniformOver) -> None:
 @register_kl(SparseDistribution, UniformOver)
 def _to_uniform(q: SparseDistribution, p: UniformOver) -> Tensor:
     check_uniform(q.structure, p)
-    return p.entropy().to(q.probs) - q.entropy()
+    return p.log_count() - q.entropy()
 
 
 @register_kl(SparseDistribution, Categorical)

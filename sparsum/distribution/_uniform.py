@@ -36,13 +36,14 @@ class UniformOver(Distribution):
 
     def entropy(self) -> Tensor:
         """Logarithm of the number of assignments."""
-        return torch.tensor(self._log_count())
+        return torch.tensor(self.log_count())
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Minus the entropy for each of the atoms ``value``, which must be members: (n, *event_shape) -> (n,)."""
-        return torch.full(value.shape[:1], -self._log_count(), device=value.device)
+        return torch.full(value.shape[:1], -self.log_count(), device=value.device)
 
-    def _log_count(self) -> float:
+    def log_count(self) -> float:
+        """The logarithm of the number of assignments, in full precision."""
         log_count = self.structure.log_count()
         if math.isinf(log_count):
             raise TypeError(f"{self.structure!r} does not say how many assignments it has: define its log_count()")

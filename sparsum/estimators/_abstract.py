@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,9 +24,12 @@ class Estimate:
     """What an estimator returns.
 
     Args:
-        surrogate: what to call backward on. Its value is ``value``, and its gradient the estimate of the gradient of the
-            expected loss: in the scores, in the parameters of the loss, and for learned baselines in their own objective.
-        value: the estimate of the expected loss, without a gradient.
+        surrogate: what to minimise. Its value is ``value``, and its first derivative the estimate of the gradient of the
+            expected loss: in the scores, in the parameters of the loss, and for what an estimator learns in an objective
+            of its own. So do not turn its sign: to maximise a reward, let the loss return its negative. Second
+            derivatives of sampled surrogates mean nothing.
+        value: the estimate of the expected loss, without a gradient. That of `GumbelSoftmax` is the loss of relaxed samples:
+            to compare models, evaluate with `Dense`, or with `ScoreFunction`, which sees true samples.
         calls: how often the loss was evaluated for each element of the batch, int64.
         distribution: the discrete distribution of z, whose `entropy()` and divergences may enter the objective.
     """
@@ -45,8 +49,23 @@ class AbstractEstimator(torch.nn.Module, ABC):
     >>> (estimate.surrogate - 0.1 * estimate.distribution.entropy()).mean().backward()
 
     Every estimator is a module. What it learns or counts is in its ``state_dict()``, is moved with the model, and changes
-    only while ``training``; hand its ``parameters()`` to the optimiser. One of your own subclasses this and defines
-    `estimate` and `n_calls`; `sparsum.testing.check_estimator` tests it.
+    only while ``training``; hand its ``parameters()`` to the optimiser. Under `torch.compile` an estimator runs as it is:
+    compile the networks before it and in the loss.
+
+    One of your own subclasses this and defines `estimate`, for rows into which the batch is flattened, and `n_calls`;
+    `sparsum.testing.check_estimator` tests it.
+
+    >>> class Reinforce(AbstractEstimator):
+    ...     def n_calls(self, structure):
+    ...         return 1
+    ...     def estimate(self, problem):
+    ...         p = problem.gibbs()
+    ...         atoms = problem.sample(p, 1)  # shape: (n_rows, 1, *event_shape)
+    ...         losses, log_probs = problem.sample_losses(atoms), problem.log_probs(p, atoms)  # shape: (n_rows, 1)
+    ...         surrogate = losses + losses.detach() * log_probs
+    ...         return Estimate(surrogate.sum(1), losses.sum(1), problem.calls(1), p)
+    >>> sp.testing.check_estimator(Reinforce(), draws=1000).counts["unbiased"]
+    16
     """
 
     #: Whether the gradient of the surrogate is right in expectation, for the distribution that is returned.
@@ -55,6 +74,8 @@ class AbstractEstimator(torch.nn.Module, ABC):
     needs_relaxed_loss: bool = False
     #: The structures it takes.
     structures: tuple[type[AbstractStructure], ...] = GIBBS_STRUCTURES
+    #: Whether it goes through all assignments, whose number must be known.
+    lists_all: bool = False
     #: Whether to look for rows without a distribution, at the price of one wait for the device.
     validate_args: bool = True
 
@@ -69,6 +90,8 @@ class AbstractEstimator(torch.nn.Module, ABC):
     def n_calls(self, structure: AbstractStructure) -> int | None:
         """How often the loss is evaluated for each element of a batch; None if that depends on the scores."""
 
+    # Not compiled: a compiled graph would see baselines after their update, and hide what a loss depends on.
+    @torch.compiler.disable
     def forward(
         self,
         scores: Scores,  # shape: (*batch, *score_shape)
@@ -92,8 +115,9 @@ class AbstractEstimator(torch.nn.Module, ABC):
 
         Raises:
             TypeError: if the estimator does not take the structure, or the loss returns no tensor of floats.
-            ValueError: if shapes do not fit, the loss does not return one number for each atom, rows hold a NaN or +inf or
-                allow nothing, or the loss is not differentiable where it has to be.
+            ValueError: if shapes do not fit, the loss does not return one number for each atom, rows hold a NaN or +inf
+                (which sums over `OneOf` know what to do with) or allow nothing, or the loss is not differentiable where
+                it has to be.
         """
         self._check_structure(structure)
         if not callable(loss):
@@ -110,15 +134,22 @@ class AbstractEstimator(torch.nn.Module, ABC):
             validate_args=self.validate_args,
         )
         found = self.estimate(problem)
+        _check_estimate(found, problem)
         value = found.value.detach().reshape(batch_shape)
         surrogate = found.surrogate.reshape(batch_shape)
         return Estimate(
             # Only the gradient of the surrogate counts, so its value may be one that says something.
-            surrogate=value + (surrogate - surrogate.detach()),
+            surrogate=_Revalued.apply(surrogate, value),
             value=value,
             calls=found.calls.reshape(batch_shape),
             distribution=found.distribution,
         )
+
+    def extra_repr(self) -> str:
+        """The arguments it was made with, shown by print."""
+        names = inspect.signature(type(self).__init__).parameters
+        plain = {name: getattr(self, name, None) for name in names}
+        return ", ".join(f"{name}={value}" for name, value in plain.items() if isinstance(value, bool | int | float | str))
 
     def _check_structure(self, structure: AbstractStructure) -> None:
         if not isinstance(structure, AbstractStructure):
@@ -130,9 +161,41 @@ class AbstractEstimator(torch.nn.Module, ABC):
             )
 
 
+def _check_estimate(found: Estimate, problem: Problem) -> None:
+    """Raise unless `estimate` returned what it should, which concerns those who write their own."""
+    if not isinstance(found, Estimate):
+        raise TypeError(f"estimate of {problem.name} must return an Estimate, got {type(found).__name__}")
+    for name in ("surrogate", "value", "calls"):
+        shape = tuple(getattr(found, name).shape)
+        if math.prod(shape) != problem.n_rows:
+            raise ValueError(f"estimate of {problem.name} must return a {name} of shape ({problem.n_rows},), got {shape}")
+
+
+class _Revalued(torch.autograd.Function):
+    """A tensor with another value; a sum with a difference of 0 would be NaN where the tensor overflows."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(surrogate: Tensor, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.dtype = inputs[0].dtype
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.to(ctx.dtype), None
+
+
 def _takers(structure: AbstractStructure) -> list[str]:
     """The names of the estimators that take a structure, those for any structure first."""
-    kinds = [kind for kind in _estimators(AbstractEstimator.__subclasses__()) if isinstance(structure, kind.structures)]
+    kinds = [
+        kind
+        for kind in _estimators(AbstractEstimator.__subclasses__())
+        if isinstance(structure, kind.structures) and not (kind.lists_all and math.isinf(structure.log_count()))
+    ]
     return [kind.__name__ for kind in sorted(kinds, key=lambda kind: len(kind.structures))]
 
 

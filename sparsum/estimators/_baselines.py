@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +38,12 @@ class RunningMean(torch.nn.Module):
         self.decay = decay
         self.register_buffer("mean", torch.zeros(()))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Move to another device, but keep the mean in float32: in half precision it would soon stand still."""
+        super()._apply(fn, recurse)
+        self.mean = self.mean.float()
+        return self
 
     @torch.no_grad()
     def update(self, losses: Tensor) -> None:

@@ -32,7 +32,7 @@ class _Coupled:
 
     leaf: Tensor  # shape: (n_rows, n_choosers, n_choices), the copy
     log_prob: Tensor  # shape: (n_rows,), of the sample
-    atoms: Tensor  # shape: (n_rows, 1, *event_shape)
+    hard: Tensor  # shape: (n_rows, n_choosers, n_choices), the sample, one-hot
     perturbed: Tensor  # shape: (n_rows, 2, n_choosers, n_choices): free, and given the sample
 
     @classmethod
@@ -48,7 +48,7 @@ class _Coupled:
         return cls(
             leaf,
             (hard * log_probs).sum((-1, -2)),
-            atoms_of(problem.structure, hard.argmax(-1), problem.dtype).unsqueeze(1),
+            hard,
             torch.stack([free, given], 1),
         )
 
@@ -94,6 +94,9 @@ class Rebar(AbstractEstimator):
     def estimate(self, problem: Problem) -> Estimate:
         """The loss of the sample and the control variate."""
         p, logits = problem.gibbs(), logits_of(problem)
+        if not torch.is_grad_enabled():  # then there is no variance to be lowered
+            losses = _vector_losses(problem, _first_sample(problem, logits))
+            return Estimate(losses, losses, problem.calls(1), p)
         with torch.enable_grad():
             sample = _Coupled.draw(problem, logits)
             vectors = vectors_of(problem, (sample.perturbed / self.temperature()).softmax(-1))
@@ -104,7 +107,7 @@ class Rebar(AbstractEstimator):
             paths = (slope * vectors).flatten(2).sum(-1)
             score = sample.gradient(sample.log_prob)
             path = sample.gradient(paths[:, 0] - paths[:, 1])
-        losses = problem.sample_losses(sample.atoms).squeeze(1)
+        losses = _vector_losses(problem, sample.hard)
         plain = losses.detach()[:, None, None] * score
         control = relaxed[:, 1].detach()[:, None, None] * score - path
         gradient = plain - self.scale * control
@@ -163,13 +166,16 @@ class Relax(AbstractEstimator):
     def estimate(self, problem: Problem) -> Estimate:
         """The loss of the sample, and the control variate of the network."""
         p, logits = problem.gibbs(), logits_of(problem)
+        if not torch.is_grad_enabled():
+            losses = _atom_losses(problem, _first_sample(problem, logits))
+            return Estimate(losses, losses, problem.calls(1), p)
         with torch.enable_grad():
             sample = _Coupled.draw(problem, logits)
             vectors = vectors_of(problem, (sample.perturbed / self.temperature()).softmax(-1))
             free, given = (self._control(problem, vectors[:, i].flatten(1)) for i in range(2))
             score = sample.gradient(sample.log_prob)
             path = sample.gradient(free - given, create_graph=self.training)
-        losses = problem.sample_losses(sample.atoms).squeeze(1)
+        losses = _atom_losses(problem, sample.hard)
         gradient = (losses.detach() - given)[:, None, None] * score + path
         surrogate = losses + _along(gradient.detach(), logits)
         if self.training:
@@ -183,14 +189,24 @@ class Relax(AbstractEstimator):
             raise ValueError(f"{problem.structure!r} has {vectors.shape[1]} scores, and Relax was made for {self.n_scores}")
         inputs = [vectors]
         if self.context_size:
-            if problem.context is None:
-                raise ValueError("Relax was made with a context_size: pass context=x")
-            inputs.append(problem.context.flatten(1))
-            if inputs[1].shape[1] != self.context_size:
-                seen = f"got {inputs[1].shape[1]} features"
-                raise ValueError(f"context must have {self.context_size} features per element, {seen}")
+            inputs.append(problem.features(self.context_size))
         joined = torch.cat([in_dtype_of(self.network, tensor) for tensor in inputs], 1)
         return predict(self.network, joined, n_rows=len(vectors)).to(vectors.dtype)
+
+
+def _first_sample(problem: Problem, logits: Tensor) -> Tensor:
+    """The sample that `_Coupled.draw` would draw, one-hot: (n_rows, n_choosers, n_choices)."""
+    return one_hot(logits - exponential(logits.shape, logits, problem.generator).log())
+
+
+def _vector_losses(problem: Problem, hard: Tensor) -> Tensor:
+    """The losses of one-hot choices as vectors, for a loss that takes nothing else: (n_rows,)."""
+    return problem.losses(vectors_of(problem, hard.unsqueeze(1)).flatten(0, 1).to(problem.dtype), problem.row(1))
+
+
+def _atom_losses(problem: Problem, hard: Tensor) -> Tensor:
+    """The losses of one-hot choices as atoms: (n_rows,)."""
+    return problem.losses(atoms_of(problem.structure, hard.argmax(-1), problem.dtype), problem.row(1))
 
 
 def _along(gradient: Tensor, logits: Tensor) -> Tensor:

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from sparsum.estimators._noise import gumbel
-from sparsum.gibbs import Gibbs
+from sparsum.estimators._problem import Problem
 from sparsum.gibbs._chain import Chain, draw
-from sparsum.gibbs._model import ChainModel
+from sparsum.gibbs._choices import potentials
 from sparsum.structures import AbstractStructure
+from sparsum.structures._parts import tensors_of
 
 
 def sample_without_replacement(chain: Chain, k: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
@@ -95,7 +96,8 @@ def count_up_to(structure: AbstractStructure, most: int) -> int:
     return round(math.exp(min(structure.log_count(), math.log(most))))
 
 
-def chain_of(p: Gibbs) -> Chain:
-    """The row of choices behind a distribution."""
-    assert isinstance(p._model, ChainModel)
-    return p._model.chain
+def chain_of(problem: Problem) -> Chain:
+    """The row of choices behind a problem, without gradient and in float64, which keeps small rests of probability."""
+    rows = problem.rows
+    doubles = tuple(tensor.detach().double() for tensor in tensors_of(rows))
+    return Chain.from_potentials(*potentials(problem.structure, doubles if isinstance(rows, tuple) else doubles[0]))

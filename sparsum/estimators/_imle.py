@@ -14,6 +14,7 @@ from sparsum.estimators._arguments import check_number, check_samples
 from sparsum.estimators._noise import gumbel, logistic
 from sparsum.estimators._problem import Problem
 from sparsum.gibbs._chain import FORBIDDEN
+from sparsum.gibbs._choices import keeps_to
 from sparsum.gibbs._gibbs import GIBBS_STRUCTURES
 from sparsum.structures import AbstractStructure, Bits, Budget
 from sparsum.structures._bad_rows import is_unusable, raise_bad_rows
@@ -72,7 +73,7 @@ class Imle(AbstractEstimator):
     def estimate(self, problem: Problem) -> Estimate:
         """The average over samples."""
         noise = self.noise if self.noise is not None else default_noise(problem.structure)
-        p = problem.gibbs() if isinstance(problem.structure, GIBBS_STRUCTURES) else _perturb_and_map(problem, noise)
+        p = problem.gibbs() if keeps_to(problem.structure, GIBBS_STRUCTURES) else _perturb_and_map(problem, noise)
         flat = flatten_parts(problem.rows)
         flat = flat.float() if torch.finfo(flat.dtype).bits == 16 else flat
         row = problem.row(self.samples)
@@ -91,6 +92,8 @@ class Imle(AbstractEstimator):
             slope = torch.nn.functional.pad(slope.flatten(2).flatten(0, 1), (0, fixed.shape[1] - first.shape[1:].numel()))
             moved = structure.vectors(structure.argmax(unflatten_parts(perturbed - self.step * slope, like)))
             gradient = (flatten_parts(chosen) - flatten_parts(moved)).to(flat.dtype) / self.step
+            # An optimum of scores that are no numbers says nothing.
+            gradient = torch.where(slope.isfinite().all(-1, keepdim=True), gradient, torch.nan)
             along = gradient.unflatten(0, (problem.n_rows, self.samples)).mean(1)
             surrogate = surrogate + (along * flat.clamp_min(FORBIDDEN)).sum(-1)
         return Estimate(surrogate, losses.mean(1), problem.calls(self.samples), p)

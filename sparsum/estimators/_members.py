@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparsum.estimators._problem import Problem
-from sparsum.gibbs._choices import CHAINS, atoms_of, potentials
+from sparsum.gibbs._choices import CHAINS, atoms_of, keeps_to, potentials
 from sparsum.structures import AbstractStructure
 from sparsum.structures._parts import select_rows, tensors_of
 
@@ -20,10 +20,10 @@ def count_of(structure: AbstractStructure, max_count: int, name: str) -> int:
     """The number of assignments, if it is known and not larger than allowed."""
     log_count = structure.log_count()
     if log_count > math.log(max_count) + 1e-9:
-        much = "an unknown number of" if math.isinf(log_count) else f"about {_power(log_count)}"
+        much = "does not say how many it has, perhaps" if math.isinf(log_count) else f"has about {_power(log_count)}"
         raise ValueError(
-            f"{name} sums over all assignments, and {structure!r} has {much}, more than max_count={max_count}; "
-            "TopK, SparseMAP, ScoreFunction and others need no list of all"
+            f"{name} sums over all assignments, and {structure!r} {much}, more than max_count={max_count}; TopK and "
+            "SparseMAP need no list of all, nor do ScoreFunction and its kind for structures that sparsum.Gibbs takes"
         )
     return round(math.exp(log_count))
 
@@ -35,7 +35,7 @@ def _power(log_count: float) -> str:
 def members(problem: Problem, count: int) -> tuple[Tensor, Tensor]:
     """All assignments for each row, (n_rows, count, *event_shape), and their scores in float64, -inf for forbidden ones."""
     structure, rows, n_rows = problem.structure, problem.rows, problem.n_rows
-    if isinstance(structure, CHAINS) and getattr(structure, "lengths", None) is None:
+    if keeps_to(structure, CHAINS) and getattr(structure, "lengths", None) is None:
         shapes = potentials(structure, select_rows(rows, torch.zeros(0, dtype=torch.int64)))[0].shape
         atoms = atoms_of(structure, _all_choices(shapes[1], shapes[2], problem.device), problem.dtype)
         atoms = atoms.expand(n_rows, *atoms.shape)

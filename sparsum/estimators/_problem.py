@@ -50,6 +50,15 @@ class Problem:
         """The dense distribution of the batch."""
         return Gibbs._from_rows(self.structure, self.rows, self.batch_shape, validate_args=self.validate_args)
 
+    def features(self, n: int) -> Tensor:
+        """The context of each row as n numbers: (n_rows, n)."""
+        if self.context is None:
+            raise ValueError(f"{self.name} needs a context for its network to read: pass context=x")
+        flat = self.context.reshape(self.n_rows, self.context.shape[1:].numel())
+        if flat.shape[1] != n:
+            raise ValueError(f"{self.name} was made for a context of {n} features per element, got {flat.shape[1]}")
+        return flat if flat.is_floating_point() else flat.float()
+
     def row(self, n_each: int) -> Tensor:
         """The row of each of ``n_each`` atoms per row: (n_rows * n_each,)."""
         rows = torch.arange(self.n_rows, device=self.device)
@@ -64,8 +73,9 @@ class Problem:
         z: Tensor,  # shape: (n, *event_shape)
         row: Tensor,  # shape: (n,)
     ) -> Tensor:
-        """The loss of each assignment, checked: (n,)."""
-        values = self.loss(z, row)
+        """The loss of each assignment, checked, in float32 at least: (n,)."""
+        # A copy, so that a loss that changes it in place does not change what the probabilities are of.
+        values = self.loss(z.clone(), row)
         if not isinstance(values, Tensor) or not values.is_floating_point():
             kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
             raise TypeError(f"loss must return a floating-point torch.Tensor, got {kind}")
@@ -74,7 +84,7 @@ class Problem:
                 f"loss must return one number per assignment, shape ({len(row)},), got {tuple(values.shape)}; index what "
                 "belongs to an example by row, as in x[row], and neither keep dimensions nor average over the assignments"
             )
-        return values
+        return values.float() if torch.finfo(values.dtype).bits == 16 else values
 
     def sample_losses(
         self,
@@ -83,13 +93,18 @@ class Problem:
         """The loss of the same number of atoms for each row: (n_rows, n_each)."""
         return self.losses(atoms.flatten(0, 1), self.row(atoms.shape[1])).reshape(atoms.shape[:2])
 
+    def sample(self, p: Gibbs, n: int) -> Tensor:
+        """Samples for each row: (n_rows, n, *event_shape)."""
+        atoms = p.sample((n,), generator=self.generator)
+        return atoms.reshape(n, self.n_rows, *p.event_shape).transpose(0, 1)
+
     def log_probs(
         self,
         p: Gibbs,
         atoms: Tensor,  # shape: (n_rows, n_each, *event_shape)
     ) -> Tensor:
-        """The log-probability of the same number of atoms for each row: (n_rows, n_each)."""
-        return p.log_prob_of(atoms.flatten(0, 1), self.row(atoms.shape[1])).reshape(atoms.shape[:2])
+        """The log-probability of the same number of atoms for each row, in float32 at least: (n_rows, n_each)."""
+        return p._model.log_prob(atoms.flatten(0, 1), self.row(atoms.shape[1])).reshape(atoms.shape[:2])
 
     def relaxed_losses(
         self,
@@ -100,7 +115,8 @@ class Problem:
         try:
             values = self.losses(z, row)
         except (IndexError, RuntimeError, TypeError) as error:
-            if isinstance(self.structure, Bits):  # whose vectors are no other than its atoms
+            # The vectors of bits are no other than its atoms.
+            if isinstance(self.structure, Bits) or isinstance(error, torch.OutOfMemoryError):
                 raise
             seen = f"{str(z.dtype).removeprefix('torch.')} vectors of shape {tuple(z.shape)}"
             raise TypeError(

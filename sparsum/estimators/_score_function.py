@@ -92,7 +92,7 @@ class SelfCritic(AbstractEstimator):
         p = problem.gibbs()
         atoms, losses = sample_losses(problem, p, 1)
         with torch.no_grad():
-            second = p.mode.reshape(atoms.shape) if self.greedy else draw_atoms(problem, p, 1)
+            second = p.mode.reshape(atoms.shape) if self.greedy else problem.sample(p, 1)
             baseline = problem.sample_losses(second)
         surrogate = losses + (losses.detach() - baseline) * problem.log_probs(p, atoms)
         return Estimate(surrogate.mean(1), losses.mean(1), problem.calls(2), p)
@@ -110,7 +110,7 @@ class NVIL(AbstractEstimator):
     >>> estimator, x = NVIL(context_size=7), torch.randn(4, 7)
     >>> estimate = estimator(torch.zeros(4, 3), sp.OneOf(3), lambda z, row: z.float(), context=x)
     >>> estimate.surrogate.mean().backward()
-    >>> estimator.network[1].weight.grad.shape
+    >>> estimator.network[0].weight.grad.shape
     torch.Size([512, 7])
 
     Args:
@@ -140,8 +140,8 @@ class NVIL(AbstractEstimator):
         if network is None:
             assert context_size is not None
             check_number("context_size", context_size, least=1, is_whole=True)
-            network = torch.nn.Sequential(torch.nn.Flatten(), *perceptron(context_size, hidden))
-        self.network = network
+            network = perceptron(context_size, hidden)
+        self.network, self.context_size = network, context_size
         self.centre = RunningMean(0.8) if normalise else None
         self.square = RunningMean(0.8) if normalise else None
 
@@ -156,11 +156,9 @@ class NVIL(AbstractEstimator):
 
     def estimate(self, problem: Problem) -> Estimate:
         """The loss of one sample, relative to the prediction."""
-        if problem.context is None:
-            raise ValueError("NVIL needs a context for its baseline to read: pass context=x")
+        context = self._context(problem)
         p = problem.gibbs()
         atoms, losses = sample_losses(problem, p, 1)
-        context = in_dtype_of(self.network, problem.context)
         prediction = predict(self.network, context, n_rows=problem.n_rows).unsqueeze(1)
         signal = (losses.detach() - prediction - current(self.centre)) / self._scale()
         surrogate = losses + signal.detach() * problem.log_probs(p, atoms)
@@ -169,6 +167,14 @@ class NVIL(AbstractEstimator):
             self.square.update((left - self.centre.mean).square())
             self.centre.update(left)
         return Estimate((surrogate + signal.square()).mean(1), losses.mean(1), problem.calls(1), p)
+
+    def _context(self, problem: Problem) -> Tensor:
+        """What the network reads: flattened for the one made here, as it is for one that was given."""
+        if self.context_size is not None:
+            return in_dtype_of(self.network, problem.features(self.context_size))
+        if problem.context is None:
+            raise ValueError("NVIL needs a context for its network to read: pass context=x")
+        return in_dtype_of(self.network, problem.context)
 
     def _scale(self) -> Tensor | float:
         """The standard deviation of the signal, 1 if it is less."""
@@ -211,15 +217,9 @@ class LeaveOneOut(AbstractEstimator):
         return Estimate(surrogate.mean(1), losses.mean(1), problem.calls(self.samples), p)
 
 
-def draw_atoms(problem: Problem, p: Gibbs, n: int) -> Tensor:
-    """Samples for each row: (n_rows, n, *event_shape)."""
-    atoms = p.sample((n,), generator=problem.generator)
-    return atoms.reshape(n, problem.n_rows, *p.event_shape).transpose(0, 1)
-
-
 def sample_losses(problem: Problem, p: Gibbs, n: int) -> tuple[Tensor, Tensor]:
     """Samples for each row, (n_rows, n, *event_shape), and their losses, (n_rows, n)."""
-    atoms = draw_atoms(problem, p, n)
+    atoms = problem.sample(p, n)
     return atoms, problem.sample_losses(atoms)
 
 

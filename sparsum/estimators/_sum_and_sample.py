@@ -70,7 +70,7 @@ class SumAndSample(AbstractEstimator):
         with torch.no_grad():
             atoms, is_valid = problem.structure.kbest(problem.rows, self.k)
             # In the precision of the chain: in half precision nothing would be left of the rest.
-            excluded, chain = choices_of(problem.structure, atoms), chain_of(p)
+            excluded, chain = choices_of(problem.structure, atoms), chain_of(problem)
             log_probs = chain.log_prob(excluded.flatten(0, 1), problem.row(excluded.shape[1])).reshape(is_valid.shape)
             log_probs = log_probs.double().masked_fill(~is_valid, -torch.inf)
             weights = log_probs.exp()

@@ -11,6 +11,7 @@ from sparsum.estimators._arguments import check_chunk_size, check_number
 from sparsum.estimators._members import MAX_COUNT, count_of, members
 from sparsum.estimators._problem import Problem
 from sparsum.gibbs import Gibbs
+from sparsum.gibbs._choices import keeps_to
 from sparsum.gibbs._gibbs import GIBBS_STRUCTURES
 from sparsum.segments import Segments
 from sparsum.simplex import entmax, entmax15, sparsemax
@@ -18,7 +19,7 @@ from sparsum.simplex._blocks import support
 from sparsum.solvers import AbstractSolver
 from sparsum.sparsemap import sparsemap, topk_sparsemax
 from sparsum.structures import AbstractStructure, OneOf
-from sparsum.structures._bad_rows import raise_bad_rows
+from sparsum.structures._bad_rows import is_unusable, raise_bad_rows
 from sparsum.structures._parts import flatten_parts
 
 
@@ -38,6 +39,7 @@ class Dense(AbstractEstimator):
     """
 
     structures = (AbstractStructure,)
+    lists_all = True
 
     def __init__(self, *, max_count: int = MAX_COUNT, chunk_size: int | None = None) -> None:
         super().__init__()
@@ -53,7 +55,7 @@ class Dense(AbstractEstimator):
         atoms, scores = members(problem, self.n_calls(problem.structure))
         probs = scores.softmax(-1).to(problem.dtype)
         allowed = scores.detach() > -torch.inf
-        is_bad = ~(scores.detach().amax(-1).abs() < torch.inf)
+        is_bad = is_unusable(flatten_parts(problem.rows)) | ~allowed.any(-1)
         n_kept, n_bad = torch.stack([allowed.sum(), is_bad.sum()]).tolist()
         if n_bad:
             raise_bad_rows(is_bad, flatten_parts(problem.rows))
@@ -64,7 +66,7 @@ class Dense(AbstractEstimator):
         segments = Segments.from_lengths(allowed.sum(-1), n_kept)
         q = SparseDistribution._from_segments(atoms, probs, segments, problem.batch_shape, problem.structure)
         found = _sum(problem, q, self.chunk_size)
-        if not isinstance(problem.structure, GIBBS_STRUCTURES):
+        if not keeps_to(problem.structure, GIBBS_STRUCTURES):
             return found
         # What was checked above needs no second wait for the device.
         gibbs = Gibbs._from_rows(problem.structure, problem.rows, problem.batch_shape, validate_args=False)
@@ -95,6 +97,7 @@ class Sparse(AbstractEstimator):
     """
 
     structures = (AbstractStructure,)
+    lists_all = True
 
     def __init__(self, alpha: float = 2.0, *, max_count: int = MAX_COUNT, chunk_size: int | None = None) -> None:
         super().__init__()
@@ -113,10 +116,12 @@ class Sparse(AbstractEstimator):
         else:
             atoms, scores = members(problem, count_of(structure, self.max_count, "Sparse"))
         probs = self._map(scores).to(problem.dtype)
-        packed, n_bad = support(probs.detach(), scores.detach().isnan().any(-1))
+        flat = flatten_parts(rows).detach()
+        # Over categories the mapping knows what to do with +inf; elsewhere sums of it would say nothing.
+        is_bad = flat.isnan().any(-1) if atoms is None else is_unusable(flat)
+        packed, n_bad = support(probs.detach(), is_bad)
         if n_bad:
-            is_bad = scores.isnan().any(-1) | (packed.segments.lengths == 0)
-            raise_bad_rows(is_bad, flatten_parts(rows))
+            raise_bad_rows(is_bad | (packed.segments.lengths == 0), flat)
         kept = packed.flat % scores.shape[-1] if atoms is None else atoms.flatten(0, 1)[packed.flat]
         values = probs.reshape(-1).index_select(0, packed.flat)
         q = SparseDistribution._from_segments(kept, values, packed.segments, problem.batch_shape, structure)

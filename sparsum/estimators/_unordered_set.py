@@ -62,7 +62,7 @@ class UnorderedSet(AbstractEstimator):
         """The weighted sum over the set."""
         p = problem.gibbs()
         with torch.no_grad():
-            choices, log_probs = sample_without_replacement(chain_of(p), self.samples, problem.generator)
+            choices, log_probs = sample_without_replacement(chain_of(problem), self.samples, problem.generator)
             weights, others = set_weights(log_probs)
             atoms = atoms_of(problem.structure, choices, problem.dtype)
             atoms = instead_of_weightless(atoms, weights)

@@ -43,7 +43,8 @@ def vimco(
     >>> (-bound.surrogate).backward()
 
     Args:
-        log_weights: the logarithms of the weights of independent samples of q, at least 2, with their gradients.
+        log_weights: the logarithms of the weights of independent samples of q, with their gradients; samples come first,
+            at least 2, then the batch.
         log_probs: the log-probabilities of the samples under q, with their gradient.
 
     References:

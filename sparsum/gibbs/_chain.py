@@ -37,13 +37,15 @@ class Chain:
             log_probs = unary.log_softmax(-1)
             return cls(log_probs[:, 0], log_probs[:, 1:].unsqueeze(2), unary.logsumexp(-1).sum(-1))
         transition = finite(transition.double())
-        to_come = torch.zeros_like(unary[:, -1])  # shape: (n_rows, n_choices), the log-sum over all that may follow
+        # Taken apart once: the gradient of an index into the whole would fill the whole at every step.
+        tags, pairs = unary.unbind(1), transition.unbind(1)
+        to_come = torch.zeros_like(tags[-1])  # shape: (n_rows, n_choices), the log-sum over all that may follow
         steps = []
         for i in range(unary.shape[1] - 2, -1, -1):
-            values = transition[:, i] + (unary[:, i + 1] + to_come).unsqueeze(1)
+            values = pairs[i] + (tags[i + 1] + to_come).unsqueeze(1)
             steps.append(values.log_softmax(-1))
             to_come = values.logsumexp(-1)
-        begin = unary[:, 0] + to_come
+        begin = tags[0] + to_come
         stacked = torch.stack(steps[::-1], 1) if steps else transition
         return cls(begin.log_softmax(-1), stacked, begin.logsumexp(-1))
 
@@ -93,8 +95,8 @@ class Chain:
         if self.steps.shape[2] == 1:
             return torch.cat([self.first.unsqueeze(1), self.steps.squeeze(2)], 1).exp(), None
         choices, pairs = [self.first.exp()], []
-        for i in range(self.steps.shape[1]):
-            pairs.append(choices[-1].unsqueeze(-1) * self.steps[:, i].exp())
+        for step in self.steps.exp().unbind(1):
+            pairs.append(choices[-1].unsqueeze(-1) * step)
             choices.append(pairs[-1].sum(1))
         return torch.stack(choices, 1), torch.stack(pairs, 1) if pairs else self.steps
 

@@ -11,6 +11,17 @@ from sparsum.structures._parts import Scores, tensors_of
 #: One choice; one of two per bit; one per group; one per position, with transitions; one of the vectors.
 CHAINS = (OneOf, Bits, Groups, Sequence, Enumerated)
 
+# What says which assignments a structure has, and what they score.
+_MEANING = ("argmax", "topk", "kbest", "vectors", "score", "log_count")
+
+
+def keeps_to(structure: AbstractStructure, kinds: tuple[type[AbstractStructure], ...]) -> bool:
+    """Whether a structure is of one of these kinds and, if of a class derived from it, changes none of its assignments."""
+    return any(
+        isinstance(structure, kind) and all(getattr(type(structure), name) is getattr(kind, name) for name in _MEANING)
+        for kind in kinds
+    )
+
 
 def potentials(
     structure: AbstractStructure,
@@ -23,10 +34,11 @@ def potentials(
         return torch.stack([torch.zeros_like(rows), rows], -1), None
     if isinstance(structure, Enumerated):
         rows = rows.float() if torch.finfo(rows.dtype).bits == 16 else rows
-        n_rows, n = len(rows), len(structure)
-        atoms = torch.arange(n, device=rows.device).repeat(n_rows)
-        row = torch.arange(n_rows, device=rows.device).repeat_interleave(n, output_size=n_rows * n)
-        return structure.score(rows, atoms, row).reshape(n_rows, 1, n), None
+        vectors = structure.vectors(torch.arange(len(structure), device=rows.device)).flatten(1).to(rows.dtype)
+        is_forbidden = rows.flatten(1) == -torch.inf
+        scores = torch.where(is_forbidden, 0.0, rows.flatten(1)) @ vectors.T
+        uses_forbidden = is_forbidden.to(rows.dtype) @ (vectors != 0).to(rows.dtype).T > 0
+        return scores.masked_fill(uses_forbidden, -torch.inf).unsqueeze(1), None
     unary, *others = tensors_of(rows)
     return unary, others[0] if others else None
 

@@ -24,8 +24,7 @@ from sparsum.structures._bits import AbstractBits
 @register_kl(Gibbs, UniformOver)
 def _to_uniform(q: Gibbs, p: UniformOver) -> Tensor:
     check_uniform(q.structure, p)
-    entropy = q.entropy()
-    return p.entropy().to(entropy) - entropy
+    return p.log_count() - q.entropy()
 
 
 @register_kl(Gibbs, Gibbs)

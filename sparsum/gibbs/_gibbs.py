@@ -12,7 +12,7 @@ from torch.distributions import Distribution, constraints
 
 from sparsum.distribution._packing import broadcast_value, validates
 from sparsum.gibbs._chain import FORBIDDEN
-from sparsum.gibbs._choices import CHAINS
+from sparsum.gibbs._choices import CHAINS, keeps_to
 from sparsum.gibbs._model import AbstractModel, ChainModel
 from sparsum.gibbs._tree import TreeModel
 from sparsum.structures import AbstractStructure, OneOf, Tree
@@ -65,15 +65,13 @@ class Gibbs(Distribution):
         *,
         validate_args: bool | None = None,
     ) -> None:
-        if not isinstance(structure, GIBBS_STRUCTURES):
-            known = ", ".join(kind.__name__ for kind in GIBBS_STRUCTURES)
-            seen = repr(structure) if isinstance(structure, AbstractStructure) else type(structure).__name__
-            raise TypeError(f"a Gibbs distribution must be over one of {known}, got {seen}")
+        check_gibbs(structure)  # before it is asked for its rows
         self._assign(*structure.rows(scores), validate_args)
 
     def _assign(
         self, structure: AbstractStructure, rows: Scores, batch_shape: torch.Size, validate_args: bool | None
     ) -> None:
+        check_gibbs(structure)
         self.structure, self._rows = structure, rows
         self._model: AbstractModel = (
             TreeModel(structure, rows) if isinstance(structure, Tree) else ChainModel(structure, rows)
@@ -172,6 +170,16 @@ class Gibbs(Distribution):
     def __repr__(self) -> str:
         shapes = f"batch_shape={tuple(self.batch_shape)}, event_shape={tuple(self.event_shape)}"
         return f"Gibbs({self.structure!r}, {shapes}, dtype={self._dtype})"
+
+
+def check_gibbs(structure: AbstractStructure) -> None:
+    """Raise a TypeError unless a Gibbs distribution over a structure is known."""
+    if not keeps_to(structure, GIBBS_STRUCTURES):
+        known = ", ".join(kind.__name__ for kind in GIBBS_STRUCTURES)
+        seen = repr(structure) if isinstance(structure, AbstractStructure) else type(structure).__name__
+        raise TypeError(
+            f"a Gibbs distribution must be over one of {known}, got {seen}; a derived class must not change its assignments"
+        )
 
 
 def _check_rows(

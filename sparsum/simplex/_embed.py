@@ -21,7 +21,8 @@ def embed(z: Tensor, weight: Tensor) -> Tensor:
 
     Args:
         z: integers of shape (*batch,), or floats or booleans of shape (*batch, n).
-        weight: one vector per index, of shape (n, size).
+        weight: one vector per index, of shape (n, size); or a table for each of several groups, (n_groups, n, size), where
+            the batch of z ends in the groups.
 
     Returns:
         A tensor of shape (*batch, size).
@@ -37,8 +38,10 @@ def embed(z: Tensor, weight: Tensor) -> Tensor:
         raise TypeError(f"z must hold integers, booleans or floats, got {z.dtype}")
     if not weight.is_floating_point():
         raise TypeError(f"weight must have a floating-point dtype, got {weight.dtype}")
+    if weight.ndim == 3:
+        return _embed_groups(z, weight)
     if weight.ndim != 2:
-        raise ValueError(f"weight must have shape (n, size), got {tuple(weight.shape)}")
+        raise ValueError(f"weight must have shape (n, size) or (n_groups, n, size), got {tuple(weight.shape)}")
     if z.is_floating_point() or z.dtype == torch.bool:
         if z.ndim == 0 or z.shape[-1] != len(weight):
             raise ValueError(
@@ -46,3 +49,20 @@ def embed(z: Tensor, weight: Tensor) -> Tensor:
             )
         return z.to(weight.dtype) @ weight
     return torch.nn.functional.embedding(z.long(), weight)
+
+
+def _embed_groups(
+    z: Tensor,  # shape: (*batch, n_groups), or (*batch, n_groups, n)
+    weight: Tensor,  # shape: (n_groups, n, size)
+) -> Tensor:
+    """Each group with its own table: (*batch, n_groups, size)."""
+    n_groups, n, size = weight.shape
+    is_vector = z.is_floating_point() or z.dtype == torch.bool
+    wanted = (n_groups, n) if is_vector else (n_groups,)
+    if tuple(z.shape[max(z.ndim - len(wanted), 0) :]) != wanted:
+        shape = ", ".join(["*batch", *map(str, wanted)])
+        raise ValueError(f"z must have shape ({shape}) for weight of shape {tuple(weight.shape)}, got {tuple(z.shape)}")
+    if is_vector:
+        return torch.einsum("...gn,gns->...gs", z.to(weight.dtype), weight)
+    first = torch.arange(n_groups, device=z.device) * n
+    return torch.nn.functional.embedding(z.long() + first, weight.reshape(n_groups * n, size))

@@ -88,7 +88,8 @@ def check_estimator(
     """Check an estimator on small problems against the sum over all assignments.
 
     It checks shapes and the surrogate's value; that ``calls`` counts what the loss saw, as many as `n_calls` declares;
-    that the mean gradient, in the scores and in the weights of the loss, and the mean value are those of the exact sum
+    that what is subtracted from a loss depends neither on its own sample nor on other rows; that the mean gradient, in
+    the scores and in the weights of the loss, and the mean value are those of the exact sum
     under the returned distribution, within standard errors, if the estimator declares to be unbiased, and that they are
     not if it declares a bias; that state changes in training alone and survives a ``state_dict``; that the same generator
     gives the same result; that it works without gradients; that a NaN is reported; and that structures it does not take
@@ -241,11 +242,10 @@ def _check_mean(report: Report, made: AbstractEstimator, toy: _Toy, draws: int, 
     exact = (probs * toy.loss(weights)(members, row)).sum()
     found = torch.autograd.grad(exact, (flat, weights))
     wanted = torch.cat([tensor.flatten(1) for tensor in found], 1)
-    first, second = (_gradients(made, toy, 2, seed + i)[1] for i in range(2))
-    is_random = not torch.equal(first, second)
-    estimate, gradients = _gradients(made, toy, draws if is_random else 2, seed)
+    estimate, gradients = _gradients(made, toy, draws if _is_random(made, toy, seed) else 2, seed)
     error = _standard_errors(gradients, wanted)
     if made.is_unbiased:
+        _check_baseline(report, made, toy, seed)
         for i, name in enumerate(("scores", "weights")):
             part = slice(0, flat.shape[1]) if i == 0 else slice(flat.shape[1], None)
             off = error[part].max().item()
@@ -256,6 +256,36 @@ def _check_mean(report: Report, made: AbstractEstimator, toy: _Toy, draws: int, 
         is_finite = bool(gradients.isfinite().all())
         report.check("unbiased", is_finite, f"{toy.structure!r}: a gradient is not finite")
     return error.max().item()
+
+
+def _check_baseline(report: Report, made: AbstractEstimator, toy: _Toy, seed: int) -> None:
+    """What a gradient is compared with depends neither on its own sample, nor on those of other rows."""
+    _, gradient = _gradients(made, toy, 16, seed)
+    training = copy.deepcopy(made).train()
+    _, trained = _gradients(training, toy, 16, seed)
+    report.check(
+        "baseline", torch.equal(trained, gradient), "in training the gradient is another one: it sees its own update"
+    )
+    flat, weights = toy.leaves(16)
+    loss = toy.loss(weights)
+
+    def other_loss(z: Tensor, row: Tensor) -> Tensor:
+        return torch.where(row == 0, loss(z, row), 10 - loss(z, row))
+
+    surrogate = _run(made, toy, flat, other_loss, seed).surrogate
+    (other,) = torch.autograd.grad(surrogate.sum(), flat)
+    is_same = torch.allclose(other[0], gradient[0, : flat.shape[1]], rtol=1e-9, atol=1e-12)
+    report.check("baseline", is_same, "the gradient of a row depends on the losses of other rows")
+
+
+def _is_random(made: AbstractEstimator, toy: _Toy, seed: int) -> bool:
+    """Whether it draws from its generator at all: equal results may be chance."""
+    flat, weights = toy.leaves(1)
+    generator = torch.Generator(flat.device).manual_seed(seed)
+    before = generator.get_state()
+    context = torch.zeros(1, CONTEXT_SIZE, device=flat.device)
+    made(toy.scores(flat), toy.structure, toy.loss(weights), context=context, generator=generator)
+    return not torch.equal(before, generator.get_state())
 
 
 def _standard_errors(
