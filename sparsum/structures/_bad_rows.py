@@ -8,6 +8,10 @@ from torch import Tensor
 _SHOWN_ROWS = 5
 
 
+class NoDistribution(ValueError):
+    """Rows of scores that have no distribution."""
+
+
 def is_unusable(
     flat: Tensor,  # shape: (n_rows, n_parts)
 ) -> Tensor:
@@ -26,4 +30,4 @@ def raise_bad_rows(is_bad: Tensor, flat: Tensor) -> None:
     bad = is_bad.nonzero().squeeze(-1).tolist()
     kinds = [f"row {row} {_what_is_wrong(flat[row])}" for row in bad[:_SHOWN_ROWS]]
     more = f" and {len(bad) - _SHOWN_ROWS} more" if len(bad) > _SHOWN_ROWS else ""
-    raise ValueError(f"scores must give every row a distribution; {', '.join(kinds)}{more} (of {len(is_bad)})")
+    raise NoDistribution(f"scores must give every row a distribution; {', '.join(kinds)}{more} (of {len(is_bad)})")

@@ -1,0 +1,126 @@
+"""What the training loop knows of an experiment."""
+
+from __future__ import annotations
+
+import pathlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonArgs:
+    """What all experiments can be told; each adds its own.
+
+    Args:
+        method: how the sum over the latent variable is made.
+        data: the name of the data set.
+        data_dir: where its files are.
+        epochs: how many passes over the data.
+        seed: of the weights and of all noise.
+        lr: the learning rate of Adam.
+        batch_size: how many examples a step takes.
+        temperature_decay: r in the temperature max(0.5, exp(-r t)) of the Gumbel methods.
+        temperature_every: how many steps one temperature is kept.
+        device: cpu, cuda or auto.
+        precision: 32 or bf16-mixed.
+    """
+
+    method: str
+    data: str = "digits"
+    data_dir: str = "data"
+    epochs: int = 100
+    seed: int = 0
+    lr: float = 1e-3
+    batch_size: int = 64
+    temperature_decay: float = 1e-5
+    temperature_every: int = 1000
+    device: str = "auto"
+    precision: str = "32"
+
+    @property
+    def data_name(self) -> str:
+        """The data set without the folders above it."""
+        return pathlib.Path(self.data).name
+
+
+class Step(NamedTuple):
+    """What a training step, or a batch of a validation, returns.
+
+    Args:
+        objective: what is minimised, a single number.
+        terms: what is logged, each a single number: the mean over the batch, without a gradient.
+        calls: how often the decoder was called for each example, an int64 vector.
+    """
+
+    objective: Tensor
+    terms: dict[str, Tensor]
+    calls: Tensor
+
+
+class AbstractExperiment(ABC):
+    """A model, its data and its loss.
+
+    The loop calls, for each epoch, `start_epoch` and then the model on `batch(order, i)` for i below `n_steps`; everything
+    random comes from the generator that it passes, which is another one for every epoch.
+    """
+
+    #: Its name on the command line.
+    name: ClassVar[str]
+    #: The methods it can be trained with.
+    methods: ClassVar[tuple[str, ...]]
+    #: The term by which a model is chosen on the validation data, the larger the better.
+    criterion: ClassVar[str]
+
+    args: CommonArgs
+    #: Called as ``model(batch, generator)``, where batch is what `batch` returns; gives a `Step`. Its estimator is in it.
+    model: torch.nn.Module
+    #: How many steps an epoch has.
+    n_steps: int
+    #: How many examples of a step count their calls.
+    n_calls_per_step: int
+
+    @abstractmethod
+    def optimiser(self) -> torch.optim.Optimizer:
+        """A new optimiser of the model's parameters."""
+
+    def start(self, say: Callable[[str], None]) -> None:  # noqa: B027  (most have nothing to do)
+        """What comes before the first epoch, as a warm start does; ``say`` tells how it goes on."""
+
+    @abstractmethod
+    def start_epoch(self, generator: torch.Generator) -> Tensor:
+        """The order of the epoch's examples, an int64 tensor on the device."""
+
+    @abstractmethod
+    def batch(self, order: Tensor, i: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+        """The tensors of step i."""
+
+    @abstractmethod
+    def validate(
+        self, generator: torch.Generator, *, split: str = "validation", limit: int | None = None
+    ) -> dict[str, float]:
+        """The metrics of the model on validation or test data, without gradients and in evaluation mode."""
+
+    def evaluate(
+        self,
+        generator: torch.Generator,
+        *,
+        split: str = "test",
+        limit: int | None = None,
+        n_samples: int = 1024,
+        progress: Callable[[float], None] | None = None,
+    ) -> dict[str, float]:
+        """The metrics of a trained model, those with ``_se`` at the end being standard errors; by default `validate`'s.
+
+        Args:
+            generator: the source of all noise.
+            split: the part of the data.
+            limit: at most this many examples.
+            n_samples: for what is estimated by importance sampling.
+            progress: told which part is done, from 0 to 1.
+        """
+        return self.validate(generator, split=split, limit=limit)

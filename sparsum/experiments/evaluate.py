@@ -1,0 +1,70 @@
+"""A trained model on data it has not seen."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sparsum.experiments._files import write_json
+from sparsum.experiments._seeds import generator_for
+from sparsum.experiments.registry import WrongUseError, make_experiment, restore_args
+from sparsum.experiments.running import device_of
+from sparsum.experiments.runs import RunFolder
+
+SPLITS = ("test", "validation")
+
+
+def evaluate_run(
+    path: pathlib.Path,
+    *,
+    checkpoint: str = "last",
+    split: str = "test",
+    limit: int | None = None,
+    n_samples: int = 1024,
+    device: str | None = None,
+    data_dir: str | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> dict[str, float]:
+    """The metrics of a run's model, also written to ``evaluation.json`` in its folder if they are of all test data.
+
+    Args:
+        path: the folder of the run.
+        checkpoint: ``last``, or ``best`` by the validation data.
+        split: ``test`` or ``validation``.
+        limit: at most this many examples, for a quick look.
+        n_samples: for what is estimated by importance sampling.
+        device: where; by default as the run was told.
+        data_dir: where the data is; by default as the run was told.
+        progress: told which part is done, from 0 to 1.
+    """
+    folder = RunFolder(path)
+    config = folder.config()
+    if split not in SPLITS:
+        raise WrongUseError(f"--split must be one of {', '.join(SPLITS)}, got {split!r}")
+    args = restore_args(config["experiment"], config["args"])
+    if device is not None:
+        args = dataclasses.replace(args, device=device)
+    if data_dir is not None:
+        args = dataclasses.replace(args, data_dir=data_dir)
+    place = device_of(args.device)
+    state = folder.load(checkpoint, place)
+    if state is None:
+        raise WrongUseError(f"{path} has no checkpoint {checkpoint!r} yet: {folder.checkpoint_file(checkpoint)} is missing")
+    experiment = make_experiment(config["experiment"], args, place)
+    experiment.model.load_state_dict(state["model"])
+    experiment.model.eval()
+    generator = generator_for(place, args.seed, "evaluation", split)
+    with torch.no_grad():
+        metrics = experiment.evaluate(generator, split=split, limit=limit, n_samples=n_samples, progress=progress)
+    if split == "test" and limit is None:
+        write_json(path / "evaluation.json", metrics | {"epochs": _n_epochs(state)})
+    return metrics
+
+
+def _n_epochs(state: dict[str, Any]) -> float:
+    """How many epochs a checkpoint comes after, so that later readers can tell an evaluation of an earlier time."""
+    return float(state["place"]["epoch"] if "place" in state else state["epoch"] + 1)

@@ -1,0 +1,88 @@
+"""One run, from what was typed to its last epoch."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+
+from sparsum.experiments._experiment import CommonArgs
+from sparsum.experiments._watch import LiveLine
+from sparsum.experiments.registry import WrongUseError, experiment_class, make_args, make_experiment, restore_args
+from sparsum.experiments.runs import RunFolder
+from sparsum.experiments.train import CHECKPOINT_SECONDS, Training
+
+# Where a run may go on with another value than it was begun with.
+_FREE_ON_RESUME = {"epochs", "device", "data_dir"}
+
+
+def run(
+    name: str,
+    method: str,
+    options: dict[str, Any],
+    *,
+    out: pathlib.Path | None = None,
+    resume: bool = False,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+) -> tuple[RunFolder, list[dict[str, Any]]]:
+    """Begin a run, or go on with one; returns its folder and the metrics of all its epochs."""
+    args = make_args(name, method, options)
+    folder = RunFolder(default_folder(name, args) if out is None else out)
+    if resume:
+        args = _resumed_args(folder, name, method, options)
+    elif folder.exists():
+        raise WrongUseError(f"{folder.path} holds a run already: add --resume to go on with it, or give another --out")
+    fabric = Fabric(accelerator=device_of(args.device).type, devices=1, precision=_precision(args.precision))
+    experiment = make_experiment(name, args, fabric.device)
+    if not folder.exists():
+        folder.create(name, args)
+    elif resume:
+        folder.update_args(args)
+    title = f"{name} {method} seed {args.seed}"
+    with folder.locked(), LiveLine(title, args.epochs, experiment_class(name).criterion) as line:
+        return folder, Training(experiment, folder, fabric, line, checkpoint_seconds).run()
+
+
+def default_folder(name: str, args: CommonArgs) -> pathlib.Path:
+    """Where a run goes that was given no place."""
+    return pathlib.Path("runs") / name / f"{args.data_name}-{args.method}-seed{args.seed}"
+
+
+def resume_command(folder: RunFolder) -> str:
+    """What to type to go on with a run."""
+    config = folder.config()
+    return f"sparsum train {config['experiment']} {config['args']['method']} --out {folder.path} --resume"
+
+
+def _resumed_args(folder: RunFolder, name: str, method: str, options: dict[str, Any]) -> CommonArgs:
+    """The arguments of a run that goes on: those it was begun with, and those that may change."""
+    if not folder.exists():
+        raise WrongUseError(f"there is no run to resume in {folder.path}; leave out --resume to begin one")
+    config = folder.config()
+    saved = config["args"]
+    if (config["experiment"], saved["method"]) != (name, method):
+        raise WrongUseError(f"{folder.path} holds a run of {config['experiment']} {saved['method']}, not of {name} {method}")
+    for key, value in options.items():
+        if value is not None and key not in _FREE_ON_RESUME and saved.get(key) != value:
+            option = f"--{key.replace('_', '-')}"
+            raise WrongUseError(f"{folder.path} was begun with {option} {saved.get(key)} and cannot go on with {value}")
+    changed = {key: options[key] for key in _FREE_ON_RESUME if options.get(key) is not None}
+    return dataclasses.replace(restore_args(name, saved), **changed)
+
+
+def device_of(device: str) -> torch.device:
+    """The device that was asked for; auto is a GPU if there is one."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise WrongUseError("--device cuda: torch finds no CUDA device here; use --device cpu or auto")
+    if device not in {"cpu", "cuda", "auto"}:
+        raise WrongUseError(f"--device must be cpu, cuda or auto, got {device!r}")
+    return torch.device({"auto": "cuda" if torch.cuda.is_available() else "cpu"}.get(device, device))
+
+
+def _precision(precision: str) -> Any:
+    if precision not in {"32", "bf16-mixed"}:
+        raise WrongUseError(f"--precision must be 32 or bf16-mixed, got {precision!r}")
+    return {"32": "32-true"}.get(precision, precision)
