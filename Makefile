@@ -4,10 +4,10 @@ BIN := .venv/bin
 READY := .venv/.ready
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test test-all check format bench clean
 
 help: ## Show the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("sparsum needs Python 3.11 or newer; run make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
@@ -15,8 +15,8 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $(READY)
 
-demo: $(READY) ## Train on scikit-learn's digits: the sparse sum beside the dense sum and sampling
-	$(BIN)/python -m examples.digits
+demo: $(READY) ## The paper's three experiments on scikit-learn's digits: sparse sums beside dense sums and sampling
+	$(BIN)/sparsum demo
 
 check: $(READY) ## Format, lint, types and import contracts
 	$(BIN)/ruff format --check .
@@ -26,6 +26,8 @@ check: $(READY) ## Format, lint, types and import contracts
 
 test: check ## All checks and tests
 	$(BIN)/python -m pytest --numprocesses=2 --quiet
+
+test-all: test demo ## All of it, and the demo
 
 format: $(READY) ## Format and fix what can be fixed
 	$(BIN)/ruff format .
@@ -37,6 +39,7 @@ bench: $(READY) ## Benchmarks against peers, on one CPU thread
 	$(BIN)/python -m benchmarks.expect
 	$(BIN)/python -m benchmarks.sparsemap
 	$(BIN)/python -m benchmarks.estimators
+	$(BIN)/python -m benchmarks.steps
 
 clean: ## Remove .venv and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,223 @@
+"""The commands: ``sparsum --help``."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from sparsum.experiments import _data_commands, registry
+from sparsum.experiments._record import DivergedError
+from sparsum.experiments.demo import run_demo
+from sparsum.experiments.evaluate import evaluate_run
+from sparsum.experiments.report import summary_table, write_report
+from sparsum.experiments.running import resume_command, run
+from sparsum.experiments.runs import RunFolder
+from sparsum.experiments.sweep import sweep_command
+from sparsum.experiments.train import CHECKPOINT_SECONDS, Stopped
+
+app = typer.Typer(
+    help="The experiments of 'Efficient marginalization of discrete and structured latent variables via sparsity': "
+    "train, evaluate and compare sparse sums with their peers. Start with 'sparsum demo'.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+app.add_typer(_data_commands.app, name="data")
+
+_out = Console()
+
+Experiment = Annotated[str, typer.Argument(help=f"One of {', '.join(registry.NAMES)}.")]
+Method = Annotated[str, typer.Argument(help="How the sum over the latent variable is made; a wrong one lists all.")]
+Data = Annotated[str | None, typer.Option(help="digits (comes with scikit-learn), mnist, fashion-mnist, or a folder.")]
+DataDir = Annotated[str | None, typer.Option(help="Where the files of data sets are. [default: data]")]
+Epochs = Annotated[int | None, typer.Option(min=1, help="Passes over the data, without the warm start.")]
+Seed = Annotated[int | None, typer.Option(help="Of the weights and all noise. [default: 0]")]
+Rate = Annotated[float | None, typer.Option("--lr", min=0, help="Learning rate of Adam. [default: the method's preset]")]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Examples per step. [default: 64]")]
+Entropy = Annotated[float | None, typer.Option(help="signal-game: coefficient of the entropy bonus.")]
+Decay = Annotated[float | None, typer.Option(min=0, help="Gumbel methods: r in the temperature max(0.5, exp(-r t)).")]
+Every = Annotated[int | None, typer.Option(min=1, help="Gumbel methods: steps between changes of the temperature.")]
+Bits = Annotated[int | None, typer.Option(min=1, help="bitvector-vae: the number of bits.")]
+K = Annotated[int | None, typer.Option("--k", min=1, help="topk, sum-and-sample: how many assignments.")]
+Solver = Annotated[str | None, typer.Option(help="sparsemap: nested, systematic or active-set.")]
+WarmEpochs = Annotated[int | None, typer.Option(min=0, help="ssvae: epochs on labelled images first. [100; digits 10]")]
+SymbolInit = Annotated[str | None, typer.Option(help="signal-game: normal or uniform. [Gumbel methods: uniform]")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or auto. [default: auto]")]
+Precision = Annotated[str | None, typer.Option(help="32 or bf16-mixed. [default: 32]")]
+Out = Annotated[pathlib.Path | None, typer.Option(help="Folder of the run. [default: runs/EXPERIMENT/...]")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
+
+Save = Annotated[float, typer.Option(min=0, help="How often to save in the middle of an epoch; a killed run loses no more.")]
+
+
+@app.command()
+def train(
+    experiment: Experiment,
+    method: Method,
+    *,
+    data: Data = None,
+    data_dir: DataDir = None,
+    epochs: Epochs = None,
+    seed: Seed = None,
+    lr: Rate = None,
+    batch_size: BatchSize = None,
+    entropy: Entropy = None,
+    temperature_decay: Decay = None,
+    temperature_every: Every = None,
+    bits: Bits = None,
+    k: K = None,
+    solver: Solver = None,
+    warm_epochs: WarmEpochs = None,
+    symbol_init: SymbolInit = None,
+    device: Device = None,
+    precision: Precision = None,
+    out: Out = None,
+    resume: Resume = False,
+    checkpoint_seconds: Save = CHECKPOINT_SECONDS,
+) -> None:
+    """Train one model and write its metrics and checkpoints.
+
+    Example: sparsum train ssvae sparse --epochs 5 --out runs/first
+    """
+    options = _options(locals())
+    folder, metrics = run(experiment, method, options, out=out, resume=resume, checkpoint_seconds=checkpoint_seconds)
+    last = metrics[-1]
+    shown = ", ".join(f"{name} {value:.4g}" for name, value in last["validation"].items())
+    _out.print(f"epoch {last['epoch'] + 1}: validation {shown}", highlight=False, soft_wrap=True)
+    _out.print(f"written to {folder.path}; next: sparsum evaluate {folder.path}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def evaluate(
+    run_folder: Annotated[pathlib.Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    *,
+    checkpoint: Annotated[str, typer.Option(help="last, or best by the validation data.")] = "last",
+    split: Annotated[str, typer.Option(help="test or validation.")] = "test",
+    limit: Annotated[int | None, typer.Option(min=1, help="At most this many examples, for a quick look.")] = None,
+    samples: Annotated[int, typer.Option(min=2, help="bitvector-vae: importance samples.")] = 1024,
+    device: Device = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Measure a trained model on test data: accuracy, success or bits per pixel, and its decoder calls.
+
+    Example: sparsum evaluate runs/first
+    """
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("evaluating", total=1.0)
+        metrics = evaluate_run(
+            run_folder,
+            checkpoint=checkpoint,
+            split=split,
+            limit=limit,
+            n_samples=samples,
+            device=device,
+            data_dir=data_dir,
+            progress=lambda done: bar.update(task, completed=done),
+        )
+    table = Table("metric", "value", "standard error")
+    for name, value in metrics.items():
+        if not name.endswith("_se"):
+            error = metrics.get(f"{name}_se")
+            table.add_row(name, f"{value:.5g}", "" if error is None else f"{error:.2g}")
+    _out.print(table)
+
+
+@app.command()
+def sweep(
+    experiment: Experiment,
+    *,
+    methods: Annotated[str | None, typer.Option(help="Some, with commas between them. [default: all]")] = None,
+    grid: Annotated[list[str] | None, typer.Option(help="Values to try, as lr=1e-3,5e-4; may be repeated.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many, from 0.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    plan: Annotated[bool, typer.Option("--plan", help="List the runs with an estimate of their time; start none.")] = False,
+    data: Data = None,
+    data_dir: DataDir = None,
+    epochs: Epochs = None,
+    lr: Rate = None,
+    batch_size: BatchSize = None,
+    entropy: Entropy = None,
+    temperature_decay: Decay = None,
+    temperature_every: Every = None,
+    bits: Bits = None,
+    k: K = None,
+    solver: Solver = None,
+    warm_epochs: WarmEpochs = None,
+    symbol_init: SymbolInit = None,
+    device: Device = None,
+    precision: Precision = None,
+    out: Annotated[pathlib.Path | None, typer.Option(help="Folder above the runs. [default: runs/EXPERIMENT/sweep]")] = None,
+) -> None:
+    """Make many runs: methods x grid x seeds. The same command goes on where it stopped.
+
+    Example: sparsum sweep ssvae --methods sparse,dense --grid lr=1e-3,5e-4 --seeds 3 --jobs 2
+    """
+    options = _options(locals())
+    status = sweep_command(
+        experiment,
+        methods=methods,
+        options=options,
+        grid=grid or [],
+        seeds=seeds,
+        out=out,
+        jobs=jobs,
+        plan_only=plan,
+    )
+    raise typer.Exit(status)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[pathlib.Path], typer.Argument(metavar="RUNS...", help="Folders of runs, or above them.")],
+    *,
+    out: Annotated[pathlib.Path | None, typer.Option(help="The page. [default: report.html in the first folder]")] = None,
+) -> None:
+    """Write a page of tables and curves of all runs in some folders.
+
+    Example: sparsum report runs/ssvae
+    """
+    _out.print(summary_table(runs))
+    page = write_report(runs, runs[0] if out is None else out)
+    _out.print(str(page), highlight=False, soft_wrap=True)
+
+
+@app.command()
+def demo(
+    *,
+    out: Annotated[pathlib.Path, typer.Option(help="Folder of the runs and the report.")] = pathlib.Path("runs/demo"),
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 2,
+) -> None:
+    """Train all three experiments on scikit-learn's digits: the sparse sum beside the dense sum and samplers."""
+    raise typer.Exit(run_demo(out, jobs))
+
+
+def _options(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The options of a run among the arguments of a command."""
+    others = {"experiment", "method", "out", "resume", "checkpoint_seconds", "methods", "grid", "seeds", "jobs", "plan"}
+    return {key: value for key, value in arguments.items() if key not in others}
+
+
+def main() -> None:
+    """Run a command; mistakes of its user become one line and exit status 2, a stopped run 130."""
+    try:
+        app()
+    except (DivergedError, ImportError, OSError, ValueError) as error:
+        _fail(str(error), 1 if isinstance(error, DivergedError) else 2)
+    except Stopped as error:
+        _fail(f"{error}\nto go on: {resume_command(RunFolder(error.path))}", 130)
+
+
+def _fail(text: str, status: int) -> None:
+    Console(stderr=True).print(text, highlight=False, soft_wrap=True, markup=False)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

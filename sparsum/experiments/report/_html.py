@@ -1,0 +1,35 @@
+"""HTML and SVG as text, in which everything that was not made here is escaped."""
+
+from __future__ import annotations
+
+import html
+
+
+class Markup(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+def element(name: str, *children: str, **attributes: str | float) -> Markup:
+    """An element; children that are not `Markup` are escaped, and so is what attributes hold.
+
+    Underscores in the names of attributes stand for dashes; one at the end, for keywords of Python, is dropped.
+
+    >>> element("p", "1 < 2", class_="note")
+    '<p class="note">1 &lt; 2</p>'
+    """
+    inside = "".join(child if isinstance(child, Markup) else html.escape(child) for child in children)
+    return Markup(f"<{name}{_attributes(attributes)}>{inside}</{name}>")
+
+
+def joined(parts: list[Markup]) -> Markup:
+    """Elements one after the other, each on a line of its own."""
+    return Markup("\n".join(parts))
+
+
+def _attributes(attributes: dict[str, str | float]) -> str:
+    def text(value: str | float) -> str:
+        return html.escape(value if isinstance(value, str) else f"{value:.6g}")
+
+    return "".join(f' {name.rstrip("_").replace("_", "-")}="{text(value)}"' for name, value in attributes.items())

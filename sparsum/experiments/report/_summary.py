@@ -1,0 +1,120 @@
+"""Runs that differ in their seed alone, taken together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sparsum.experiments.report._records import RunRecord
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """The mean of n values, and the standard error of it: None for a single value, which tells nothing of the others."""
+
+    mean: float
+    error: float | None
+    n: int
+
+
+def statistic(values: Sequence[float]) -> Statistic:
+    """Mean and standard error, sqrt(sum (v - mean)^2 / (n - 1) / n).
+
+    >>> statistic([1.0, 3.0])
+    Statistic(mean=2.0, error=1.0, n=2)
+    """
+    n = len(values)
+    mean = sum(values) / n
+    if n == 1:
+        return Statistic(mean, None, n)
+    return Statistic(mean, math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1) / n), n)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the seeds of one method and setting measured.
+
+    Args:
+        method: how the sum was made.
+        setting: what sets these runs apart from others of the method.
+        records: the runs that are counted: the finished ones, or as long as there is none, those with an epoch at least.
+        n_runs: how many there are or will be, counted or not.
+        validation: metrics of the last epoch.
+        test: metrics of the evaluation, of the runs that have one.
+        calls: decoder calls for each training example, the mean over all epochs.
+        seconds: of training.
+    """
+
+    method: str
+    setting: Mapping[str, Any]
+    records: tuple[RunRecord, ...]
+    n_runs: int
+    validation: dict[str, Statistic]
+    test: dict[str, Statistic]
+    calls: Statistic
+    seconds: Statistic
+
+    @property
+    def n_finished(self) -> int:
+        """How many of the runs have come to their end."""
+        return sum(record.is_finished for record in self.records)
+
+    def curve(self, name: str) -> list[float]:
+        """A validation metric at each epoch that all counted runs have reached, the mean over them."""
+        return _mean_curve([[line["validation"].get(name, math.nan) for line in record.lines] for record in self.records])
+
+    def calls_curve(self) -> list[float]:
+        """Decoder calls for each training example at each epoch, the mean over the counted runs."""
+        return _mean_curve([record.calls_by_epoch for record in self.records])
+
+
+def summarise(
+    method: str, setting: Mapping[str, Any], records: Iterable[RunRecord], n_runs: int | None = None
+) -> Summary | None:
+    """The summary of runs that differ in their seed alone; None if none of them has measured an epoch."""
+    begun = list(records)
+    counted = [record for record in begun if record.lines and record.is_finished] or [r for r in begun if r.lines]
+    if not counted:
+        return None
+    return Summary(
+        method=method,
+        setting=setting,
+        records=tuple(counted),
+        n_runs=len(begun) if n_runs is None else n_runs,
+        validation=_statistics([record.validation for record in counted]),
+        test=_statistics([record.test for record in counted]),
+        calls=statistic([record.calls for record in counted]),
+        seconds=statistic([record.seconds for record in counted]),
+    )
+
+
+def best_by_method(summaries: Iterable[Summary], criterion: str) -> list[Summary]:
+    """For each method its best setting: the one with the largest mean of the criterion on the validation data.
+
+    The value is that of the last epoch, not of the best one, which would reward noise. A setting of which runs failed or
+    are not finished is taken only where no setting of the method is complete: the seeds that failed may be the bad ones.
+    """
+    best: dict[str, Summary] = {}
+    for summary in summaries:
+        other = best.get(summary.method)
+        if other is None or _rank(summary, criterion) > _rank(other, criterion):
+            best[summary.method] = summary
+    return list(best.values())
+
+
+def _rank(summary: Summary, criterion: str) -> tuple[bool, float]:
+    found = summary.validation.get(criterion)
+    mean = -math.inf if found is None or math.isnan(found.mean) else found.mean
+    return summary.n_finished == summary.n_runs, mean
+
+
+def _statistics(metrics: list[dict[str, float]]) -> dict[str, Statistic]:
+    """Of each name, over those that have it, in the order in which they come."""
+    names = dict.fromkeys(name for values in metrics for name in values)
+    return {name: statistic([values[name] for values in metrics if name in values]) for name in names}
+
+
+def _mean_curve(curves: list[list[float]]) -> list[float]:
+    return [sum(values) / len(values) for values in zip(*curves, strict=False)]

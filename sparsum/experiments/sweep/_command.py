@@ -1,0 +1,161 @@
+"""What `sparsum sweep` does."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from sparsum.experiments._watch import in_words
+from sparsum.experiments.registry import WrongUseError, experiment_class
+from sparsum.experiments.report import RunRecord, Summary, best_by_method, read_run, rich_tables, summarise
+from sparsum.experiments.sweep._board import Board
+from sparsum.experiments.sweep._estimate import Estimate, estimate_plan
+from sparsum.experiments.sweep._plan import PlannedRun, make_plan, parse_grid, parse_methods
+from sparsum.experiments.sweep._pool import Entry, Phase, sweep
+from sparsum.experiments.sweep._process import n_threads_of
+from sparsum.experiments.sweep._state import check_plan
+
+# Where no one looks at a terminal, lines may be long.
+_PLAIN_WIDTH = 160
+
+
+def sweep_command(
+    experiment: str,
+    *,
+    methods: str | None,
+    options: Mapping[str, Any],
+    grid: Sequence[str],
+    seeds: int,
+    out: pathlib.Path | None,
+    jobs: int,
+    plan_only: bool,
+) -> int:
+    """Make the runs of a sweep, or say which they are; returns the exit status.
+
+    Args:
+        experiment: its name.
+        methods: some, with commas between them; None for all that can take the options.
+        options: what all runs are told, by the names of their arguments; None means not given.
+        grid: texts such as ``lr=1e-3,5e-4``.
+        seeds: how many, from 0.
+        out: the folder above those of the runs; None for ``runs/EXPERIMENT/sweep``.
+        jobs: how many runs at a time.
+        plan_only: list the runs, start none.
+
+    Returns:
+        0 if all runs are finished, 1 if some have failed, 130 if the sweep was stopped.
+    """
+    if jobs < 1:
+        raise WrongUseError(f"--jobs must be at least 1, got {jobs}")
+    console, messages = _console(), _console(stderr=True)
+    folder = pathlib.Path("runs") / experiment / "sweep" if out is None else out
+    values = parse_grid(experiment, grid)
+    if methods is None:
+        plan = _plan_of_all_methods(experiment, options, values, seeds, folder, messages)
+    else:
+        plan = make_plan(experiment, parse_methods(experiment, methods), options, values, seeds, folder)
+    check_plan(plan)
+    if plan_only:
+        messages.print("measuring a few steps of runs that are like none before ...", highlight=False)
+        print_plan(estimate_plan(plan, folder, n_threads_of(jobs)), jobs, console)
+        return 0
+    with Board(messages, jobs) as board:
+        entries, is_stopped = sweep(plan, jobs, board)
+    print_results(plan, entries, console)
+    if is_stopped:
+        n_left = sum(entry.phase is not Phase.FINISHED for entry in entries)
+        _say(messages, f"stopped with {n_left} of {len(plan)} runs left; the same command goes on where they are")
+        return 130
+    return int(any(entry.phase is Phase.FAILED for entry in entries))
+
+
+def best_settings(plan: Sequence[PlannedRun]) -> list[Summary]:
+    """For each method of a plan its best setting, with the statistics over its seeds.
+
+    It is chosen by the mean over seeds of the experiment's criterion on the validation data at the last epoch, among the
+    settings of which all runs are finished where there is one; see `best_by_method`.
+    """
+    groups: dict[tuple[str, str], list[PlannedRun]] = {}
+    for run in plan:
+        groups.setdefault((run.method, repr(run.setting)), []).append(run)
+    found = [summarise(runs[0].method, runs[0].setting, _records(runs), len(runs)) for runs in groups.values()]
+    return best_by_method(filter(None, found), experiment_class(plan[0].experiment).criterion) if plan else []
+
+
+def print_plan(estimates: Sequence[Estimate], jobs: int, console: Console) -> None:
+    """A table of what a sweep would do."""
+    table = Table(title=f"{len(estimates)} runs", title_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("run", "state", "epochs", "time", "known from"):
+        table.add_column(name, justify="right" if name in {"epochs", "time"} else "left", overflow="fold")
+    for each in estimates:
+        seconds = "unknown" if each.seconds is None else in_words(each.seconds)
+        shown = [each.run.key, each.state, str(each.run.args.epochs), seconds, each.basis.removeprefix("unknown: ")]
+        table.add_row(*map(Text, shown))
+    console.print(table)
+    known = [each.seconds for each in estimates if each.seconds is not None]
+    longest = max([sum(known) / jobs, *known])
+    n_unknown = len(estimates) - len(known)
+    rest = f", and {n_unknown} of which nothing is known" if n_unknown else ""
+    _say(console, f"about {in_words(sum(known))} of training, {in_words(longest)} with {jobs} jobs{rest}")
+    _say(console, "without warm starts and the seconds in which a process starts; runs at a time may slow each other down")
+
+
+def print_results(plan: Sequence[PlannedRun], entries: Sequence[Entry], console: Console) -> None:
+    """The best setting of each method over its seeds, and the runs that failed, with their reasons."""
+    best = best_settings(plan)
+    if best:
+        criterion = experiment_class(plan[0].experiment).criterion
+        title = f"{plan[0].experiment}, the setting of each method with the best validation {criterion}"
+        console.print(rich_tables(title, best, criterion))
+    for entry in entries:
+        if entry.phase is Phase.FAILED:
+            _say(console, f"failed: {entry.run.key}: {entry.reason}")
+
+
+def _records(runs: Sequence[PlannedRun]) -> list[RunRecord]:
+    """Those of the runs that can be read; each is to do the epochs of the plan, whatever it was begun with."""
+    records = []
+    for run in runs:
+        try:
+            record = read_run(run.folder)
+        except (ValueError, OSError):
+            continue  # not begun, or broken, for which it is listed among those that failed
+        records.append(dataclasses.replace(record, args=record.args | {"epochs": run.args.epochs}))
+    return records
+
+
+def _plan_of_all_methods(
+    experiment: str,
+    options: Mapping[str, Any],
+    grid: Mapping[str, Sequence[Any]],
+    seeds: int,
+    out: pathlib.Path,
+    messages: Console,
+) -> list[PlannedRun]:
+    """The runs of all methods of an experiment but those that cannot take the options, which are told."""
+    plan = []
+    for method in experiment_class(experiment).methods:
+        try:
+            plan += make_plan(experiment, [method], options, grid, seeds, out)
+        except WrongUseError:
+            raise
+        except ValueError as error:
+            _say(messages, f"without {method}: {error}")
+    return plan
+
+
+def _console(*, stderr: bool = False) -> Console:
+    is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(stderr=stderr, width=None if is_terminal else _PLAIN_WIDTH)
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True, markup=False)

@@ -1,0 +1,165 @@
+"""Which runs a sweep has: methods x grid x seeds."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+import math
+import pathlib
+import typing
+import urllib.parse
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sparsum.experiments._experiment import CommonArgs
+from sparsum.experiments.registry import WrongUseError, args_class, experiment_class, make_args
+
+# What a grid cannot hold, and why.
+_NOT_IN_GRID = {
+    "method": "methods are given by --methods",
+    "seed": "seeds are given by --seeds",
+    "data": "values on different data cannot be compared; make a sweep for each",
+}
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run that is to be made.
+
+    Args:
+        experiment: its name.
+        method: how the sum is made.
+        options: all that `sparsum train` will be told, seed included.
+        setting: the values of the grid among them.
+        folder: where it goes.
+        key: its name among the runs of the plan, which is its folder seen from that of the sweep.
+    """
+
+    experiment: str
+    method: str
+    options: Mapping[str, Any]
+    setting: Mapping[str, Any]
+    folder: pathlib.Path
+    key: str
+
+    @property
+    def args(self) -> CommonArgs:
+        """The arguments, presets included."""
+        return make_args(self.experiment, self.method, dict(self.options))
+
+    def arguments(self) -> list[str]:
+        """What comes after `sparsum train`, without ``--resume``."""
+        given = {name: value for name, value in self.options.items() if value is not None}
+        typed = [text for name, value in given.items() for text in (_option(name), str(value))]
+        return [self.experiment, self.method, *typed, "--out", str(self.folder)]
+
+
+def make_plan(
+    experiment: str,
+    methods: Sequence[str],
+    options: Mapping[str, Any],
+    grid: Mapping[str, Sequence[Any]],
+    seeds: int,
+    out: pathlib.Path,
+) -> list[PlannedRun]:
+    """All runs of a sweep, each method's together, in an order that finishes one seed of all settings before the next.
+
+    Args:
+        experiment: its name.
+        methods: how the sum is made.
+        options: what all runs are told; None means not given.
+        grid: the values that options take in turn, as `parse_grid` gives them.
+        seeds: how many seeds, from 0.
+        out: the folder above those of the runs.
+    """
+    if seeds < 1:
+        raise WrongUseError(f"--seeds must be at least 1, got {seeds}")
+    given = {name: value for name, value in options.items() if value is not None}
+    if "seed" in given:
+        raise WrongUseError("a sweep takes --seeds N, the seeds 0 to N-1, and no --seed")
+    for name in grid.keys() & given.keys():
+        raise WrongUseError(f"{_option(name)} is given alone and in --grid; leave one of them out")
+    names = sorted(grid)
+    settings = [dict(zip(names, values, strict=True)) for values in itertools.product(*(grid[name] for name in names))]
+    plan = [
+        _planned(experiment, method, given, setting, seed, out)
+        for method, seed, setting in itertools.product(methods, range(seeds), settings)
+    ]
+    for run in plan:
+        _ = run.args  # raises for an option that the experiment does not have
+    return plan
+
+
+def _planned(
+    experiment: str, method: str, given: dict[str, Any], setting: dict[str, Any], seed: int, out: pathlib.Path
+) -> PlannedRun:
+    """One run; its epochs are said even where they are the preset's, so that a later preset does not change the plan."""
+    parts = [method, _folder_name(setting), f"seed-{seed}"] if setting else [method, f"seed-{seed}"]
+    args = make_args(experiment, method, given | setting)
+    options = {"epochs": args.epochs} | given | setting | {"seed": seed}
+    return PlannedRun(experiment, method, options, setting, out.joinpath(*parts), "/".join(parts))
+
+
+def _folder_name(setting: dict[str, Any]) -> str:
+    """Like ``batch-size-64_lr-0.001``; what may not stand in a file's name is written as in a web address."""
+    values = {name: urllib.parse.quote(str(value), safe="+") for name, value in setting.items()}
+    return "_".join(f"{name.replace('_', '-')}-{value}" for name, value in values.items())
+
+
+def parse_grid(experiment: str, texts: Iterable[str]) -> dict[str, list[Any]]:
+    """The values of a grid from what was typed, in the types of the experiment's arguments.
+
+    >>> parse_grid("ssvae", ["lr=1e-3,5e-4", "batch-size=32,64"])
+    {'lr': [0.001, 0.0005], 'batch_size': [32, 64]}
+    """
+    types = typing.get_type_hints(args_class(experiment))
+    known = [name for name in types if name in _train_options() and name not in _NOT_IN_GRID]
+    grid: dict[str, list[Any]] = {}
+    for text in texts:
+        typed, equals, values = text.partition("=")
+        name = typed.strip().lstrip("-").replace("-", "_")
+        if not equals or not values.strip():
+            raise WrongUseError(f"--grid wants NAME=VALUE,VALUE, such as lr=1e-3,5e-4; got {text!r}")
+        if name in _NOT_IN_GRID:
+            raise WrongUseError(f"--grid {text}: {_NOT_IN_GRID[name]}")
+        if name not in known:
+            raise WrongUseError(f"--grid {text}: {experiment} has no option {typed!r}; there are {', '.join(known)}")
+        if name in grid:
+            raise WrongUseError(f"--grid {text}: {name} is given twice; put all its values into one --grid")
+        grid[name] = [_parsed(part.strip(), types[name], text) for part in values.split(",")]
+        if len(set(grid[name])) < len(grid[name]):
+            raise WrongUseError(f"--grid {text}: a value is given twice")
+    return grid
+
+
+def parse_methods(experiment: str, text: str) -> list[str]:
+    """The methods of a list such as ``sparse,dense``; `make_plan` checks them."""
+    methods = [part.strip() for part in text.split(",") if part.strip()]
+    if not methods or len(set(methods)) < len(methods):
+        known = ", ".join(experiment_class(experiment).methods)
+        raise WrongUseError(f"--methods wants different methods, with commas between; got {text!r}; there are {known}")
+    return methods
+
+
+def _parsed(text: str, kind: Any, typed: str) -> Any:
+    """A value in the type of its argument, which may be a union with None."""
+    kinds = [each for each in (typing.get_args(kind) or (kind,)) if each is not type(None)]
+    try:
+        value = kinds[0](text)
+        is_number = not isinstance(value, float) or math.isfinite(value)
+    except ValueError:
+        is_number = False
+    if not text or not is_number:
+        raise WrongUseError(f"--grid {typed}: {text!r} is no {kinds[0].__name__}")
+    return value
+
+
+def _train_options() -> set[str]:
+    """What `sparsum train` can be told; found when it is asked for, since the commands import the sweep."""
+    return set(inspect.signature(importlib.import_module("sparsum.experiments.cli").train).parameters)
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,123 @@
+"""The command `sparsum`: what it says, what it refuses, and that its parts work together."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import sys
+
+import pytest
+
+from sparsum.experiments import demo
+from sparsum.experiments.main import main
+
+SMALL = ["--epochs", "1", "--device", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def _own_places(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARSUM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+
+
+def sparsum(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """Run a command; returns its exit status."""
+    monkeypatch.setattr(sys, "argv", ["sparsum", *words])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    code = stopped.value.code
+    assert isinstance(code, int)
+    return code
+
+
+def test_help_names_all_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sparsum(monkeypatch, "--help") == 0
+    text = capsys.readouterr().out
+    assert all(command in text for command in ("demo", "train", "evaluate", "sweep", "report", "data"))
+    for command in ("demo", "train", "evaluate", "sweep", "report"):
+        assert sparsum(monkeypatch, command, "--help") == 0
+        assert "Usage" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "ssva", "sparse"], "there is no experiment 'ssva'; did you mean 'ssvae'?"),
+        (["train", "ssvae", "topk"], "ssvae has no method 'topk'"),
+        (["train", "ssvae", "sparse", "--bits", "3"], "--bits is no option of ssvae"),
+        (["train", "ssvae", "sparse", "--device", "tpu"], "--device must be cpu, cuda or auto, got 'tpu'"),
+        (["train", "ssvae", "sparse", "--precision", "8"], "--precision must be 32 or bf16-mixed, got '8'"),
+        (["train", "ssvae", "sparse", "--resume"], "there is no run to resume"),
+        (["train", "ssvae", "sparse", "--data", "mnist"], "sparsum data get mnist"),
+        (["train", "bitvector-vae", "dense"], "bits must be at most 12, got 32"),
+        (["evaluate", "nowhere"], "holds no run"),
+        (["report", "nowhere"], "nowhere"),
+        (["data", "get", "cifar"], "cifar"),
+        (["data", "features", "a", "b", "--network", "torch"], "--network must be MODULE:FUNCTION, got 'torch'"),
+    ],
+)
+def test_wrong_use_is_one_clear_message(
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sparsum(monkeypatch, *words) == 2
+    assert message in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_from_training_to_the_report(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ["train", "ssvae", "sparse", "--warm-epochs", "1", *SMALL, "--out", "run"]
+    assert sparsum(monkeypatch, *run) == 0
+    assert "next: sparsum evaluate run" in capsys.readouterr().out
+    assert sparsum(monkeypatch, *run) == 2
+    assert "add --resume to go on with it" in capsys.readouterr().err
+    assert sparsum(monkeypatch, *run[:-2], "--lr", "1", "--out", "run", "--resume") == 2
+    assert "--lr" in capsys.readouterr().err
+    assert sparsum(monkeypatch, "train", "ssvae", "sparse", "--epochs", "2", "--out", "run", "--resume") == 0
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["args"]["epochs"] == 2
+    assert sparsum(monkeypatch, "evaluate", "run", "--limit", "50") == 0
+    assert not (tmp_path / "run" / "evaluation.json").exists()  # of a part of the data
+    assert sparsum(monkeypatch, "evaluate", "run", "--checkpoint", "best") == 0
+    assert "accuracy" in capsys.readouterr().out
+    metrics = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert 0 <= metrics["accuracy"] <= 1
+    assert metrics["accuracy_se"] > 0
+    assert sparsum(monkeypatch, "report", "run") == 0
+    assert "<svg" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_a_diverging_run_names_the_step_and_the_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for method in ("sparse", "sfe"):
+        words = ["train", "ssvae", method, "--warm-epochs", "0", *SMALL, "--lr", "1e30", "--out", method]
+        assert sparsum(monkeypatch, *words) == 1
+        errors = capsys.readouterr().err
+        assert "at step" in errors
+        assert "no number" in errors
+        assert "checkpoint" in errors
+
+
+def test_data_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sparsum(monkeypatch, "data", "list") == 0
+    assert "sparsum data get mnist" in capsys.readouterr().out
+    assert sparsum(monkeypatch, "data", "get", "digits") == 0
+    assert "nothing to download" in capsys.readouterr().out
+    assert sparsum(monkeypatch, "data", "check", "mnist") == 1
+    assert "missing" in capsys.readouterr().out
+
+
+def test_the_demo_in_small(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert [part.experiment for part in demo.PARTS] == ["ssvae", "signal-game", "bitvector-vae"]
+    assert all(part.methods[:2] == ("sparse", "dense") for part in demo.PARTS)
+    parts = [dataclasses.replace(demo.PARTS[0], options={"epochs": 1, "warm_epochs": 1}, methods=("sparse", "dense"))]
+    monkeypatch.setattr(demo, "PARTS", parts)
+    assert sparsum(monkeypatch, "demo", "--out", "demo") == 0
+    text = capsys.readouterr().out
+    assert "sparse" in text
+    assert "report.html" in text
+    assert (tmp_path / "demo" / "report.html").exists()

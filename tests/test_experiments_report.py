@@ -1,0 +1,210 @@
+"""The page of runs: what it says, that it is whole, and what it does with runs that are not."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import xml.etree.ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from sparsum.experiments import report
+from sparsum.experiments.registry import WrongUseError, make_args
+from sparsum.experiments.report._chart import chart
+from sparsum.experiments.running import run
+from sparsum.experiments.runs import RunFolder
+
+VOID = {"meta"}
+
+
+class Reader(HTMLParser):
+    """Reads a page, and fails on elements that are not closed, or in another order than they were opened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.add(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def read(file: Path) -> Reader:
+    reader = Reader()
+    reader.feed(file.read_text())
+    reader.close()
+    assert not reader.open
+    return reader
+
+
+def make_run(
+    path: Path, values: list[float], *, calls: float = 2.0, test: dict[str, float] | None = None, **options: Any
+) -> Path:
+    """A run that was never made; an epoch takes 1.5 seconds."""
+    method = options.pop("method", "sparse")
+    folder = RunFolder(path)
+    folder.create("ssvae", make_args("ssvae", method, {"epochs": 3, **options}))
+    for epoch, value in enumerate(values):
+        line = {"epoch": epoch, "validation": {"accuracy": 0.5, "elbo": value}, "calls": {"mean": calls}, "seconds": 1.5}
+        folder.add_metrics(line)
+    if test is not None:
+        (path / "evaluation.json").write_text(json.dumps(test))
+    return path
+
+
+def shown(*places: Path) -> str:
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(report.summary_table(places))
+    return captured.get()
+
+
+def test_real_run_is_reported(tmp_path: Path) -> None:
+    options = {"epochs": 1, "warm_epochs": 0, "batch_size": 1000, "device": "cpu"}
+    folder, (line,) = run("ssvae", "entmax15", options, out=tmp_path / "runs" / "one")
+    page = read(report.write_report([tmp_path / "runs"], tmp_path / "page"))
+    record = report.read_run(folder.path)
+    assert (record.is_finished, record.seconds, record.calls) == (True, line["seconds"], line["calls"]["mean"])
+    assert "ssvae on digits" in page.text
+    assert f"{line['validation']['elbo']:.4g}" in page.text
+    assert "entmax15" in shown(folder.path)
+
+
+def test_statistics_by_hand(tmp_path: Path) -> None:
+    for seed, value in enumerate([-1.0, -2.0, -6.0]):
+        make_run(tmp_path / str(seed), [-9.0, -9.0, value], seed=seed, test={"elbo": -value, "elbo_se": 0.1})
+    (section,), problems = report.read_sections([tmp_path])
+    (summary,) = section.summaries
+    assert not problems
+    # Deviations from the mean -3 are 2, 1, -3: variance 14 / 2, standard error sqrt(7 / 3).
+    assert summary.validation["elbo"].mean == -3.0
+    assert summary.validation["elbo"].error == pytest.approx(math.sqrt(7 / 3))
+    assert set(summary.test) == {"elbo"}  # the standard error within a run is none of the metrics
+    assert summary.curve("elbo") == [-9.0, -9.0, -3.0]
+    assert (summary.calls.mean, summary.seconds.mean, summary.n_finished) == (2.0, 4.5, 3)
+    assert "-3 ±1.5" in shown(tmp_path)
+    assert report.statistic([4.0]).error is None
+
+
+def test_settings_that_differ_are_told_apart(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", [-3.0] * 3, lr=0.1)
+    make_run(tmp_path / "b", [-2.0] * 3, lr=0.2, device="cpu", data_dir="elsewhere")
+    make_run(tmp_path / "c", [-4.0] * 3, lr=0.1, method="dense", calls=100.0)
+    make_run(tmp_path / "d", [-4.0] * 3, lr=0.1, data="mnist")
+    digits, mnist = report.read_sections([tmp_path])[0]
+    assert [(each.method, dict(each.setting)) for each in digits.summaries] == [
+        ("dense", {"lr": 0.1}),
+        ("sparse", {"lr": 0.1}),
+        ("sparse", {"lr": 0.2}),
+    ]
+    assert [dict(each.setting) for each in digits.best] == [{"lr": 0.1}, {"lr": 0.2}]
+    assert mnist.title == "ssvae on mnist"
+    assert dict(mnist.summaries[0].setting) == {}
+    page = read(report.write_report([tmp_path], tmp_path / "page.html"))
+    assert "logarithmic" in page.text  # 2 and 100 calls
+    assert "the setting with the best elbo" in page.text
+
+
+def test_page_is_whole_escaped_and_asks_for_nothing(tmp_path: Path) -> None:
+    evil = "<script>alert('&amp;')</script>"
+    make_run(tmp_path / "a", [-3.0, -2.0, -1.0], data=evil, test={f"<b>{evil}": 1.0})
+    config = json.loads((tmp_path / "a" / "config.json").read_text())
+    config["args"]["method"] = '"><img src=x>'
+    config["command"] = ["/somewhere/cli.py", "train", evil]
+    (tmp_path / "a" / "config.json").write_text(json.dumps(config))
+    file = report.write_report([tmp_path], tmp_path / "page.html")
+    page = read(file)
+    assert not page.seen & {"script", "img", "link", "iframe", "b"}
+    assert not {name for name, _ in page.attributes} & {"src", "href", "onload", "onclick"}
+    assert evil in page.text
+    assert '"><img src=x>' in page.text
+    assert f"sparsum train '{evil.replace(chr(39), chr(39) + chr(34) + chr(39) + chr(34) + chr(39))}'" in page.text
+    assert "url(" not in file.read_text()
+    assert not re.search(r"https?://", file.read_text())
+    assert evil in shown(tmp_path)  # and a bracket is no markup in the terminal
+    assert not list(tmp_path.glob(".page.html*"))
+
+
+def test_partial_and_broken_runs_are_told(tmp_path: Path) -> None:
+    make_run(tmp_path / "begun", [], method="dense")
+    make_run(tmp_path / "partial", [-3.0, -2.5])
+    with (tmp_path / "partial" / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 2, "val')  # cut short by a crash: not an error
+    make_run(tmp_path / "broken", [-3.0] * 3, seed=1)
+    (tmp_path / "broken" / "metrics.jsonl").write_text('{"epoch": 0\n{"epoch": 1}\n')
+    make_run(tmp_path / "odd", [-3.0] * 3, seed=2)
+    (tmp_path / "odd" / "metrics.jsonl").write_text('{"epoch": 0}\n')
+    make_run(tmp_path / "evaluated", [-3.0] * 3, seed=3, method="sfe", test={})
+    (tmp_path / "evaluated" / "evaluation.json").write_text("[1")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text("{}")
+    page = read(report.write_report([tmp_path], tmp_path / "page.html"))
+    assert "0 of 1, at epoch 2 of 3" in page.text
+    for name in (
+        "broken/metrics.jsonl is no JSON",
+        "line 1 of",
+        "evaluation.json is no JSON",
+        "does not say what a run was",
+    ):
+        assert name in page.text
+        assert name in shown(tmp_path)
+    assert "sfe" in page.text  # a broken evaluation does not hide its run
+
+
+def test_finished_seeds_alone_count(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", [-9.0, -9.0, -2.0], seed=0)
+    make_run(tmp_path / "b", [-9.0], seed=1)
+    make_run(tmp_path / "again", [-9.0, -9.0], seed=0)
+    (section,), problems = report.read_sections([tmp_path, tmp_path / "a"])
+    (summary,) = section.summaries
+    assert (summary.validation["elbo"].mean, summary.n_finished, summary.n_runs) == (-2.0, 1, 2)
+    assert len(problems) == 1
+    assert problems[0].startswith(f"{tmp_path / 'again'}: another run was told the same")
+
+
+def test_no_run_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(WrongUseError, match="there is no run in or below"):
+        report.write_report([tmp_path], tmp_path / "page.html")
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        report.summary_table([tmp_path / "nowhere"])
+    make_run(tmp_path / "begun", [])
+    assert "No epoch is finished yet" in read(report.write_report([tmp_path], tmp_path)).text
+    assert (tmp_path / "report.html").exists()
+    assert "no epoch is finished yet" in shown(tmp_path)
+
+
+@pytest.mark.parametrize("n_lines", [1, 3, 20])
+@pytest.mark.parametrize("values", [[1.0], [2.0, 2.0], [0.0, 0.0], [-1e-9, 3e9, math.nan, 4.0], [5.0, 500.0] * 300])
+@pytest.mark.parametrize("is_logarithmic", [True, False])
+def test_charts_are_drawn_within_their_frame(n_lines: int, values: list[float], *, is_logarithmic: bool) -> None:
+    drawn = chart("a < b", "y", {f"line {i}": values for i in range(n_lines)}, is_logarithmic=is_logarithmic)
+    root = xml.etree.ElementTree.fromstring(drawn)
+    if root.tag == "p":
+        assert is_logarithmic
+        assert max(value for value in values if math.isfinite(value)) <= 0
+        return
+    _, _, width, height = map(float, root.attrib["viewBox"].split())
+    lines = [each for each in root.iter("path") if "h24" not in each.attrib["d"]]
+    assert len(lines) == n_lines
+    for line in lines:
+        points = [tuple(map(float, point[1:].split())) for point in re.findall(r"[ML][^ML]+", line.attrib["d"])]
+        assert len(points) == sum(math.isfinite(value) and (value > 0 or not is_logarithmic) for value in values)
+        assert all(64 <= x <= 470 and 34 <= y <= 252 for x, y in points)
+    texts = [each for each in root.iter("text") if "transform" not in each.attrib]
+    assert all(0 < float(each.attrib["x"]) < width and 0 < float(each.attrib["y"]) < height for each in texts)
