@@ -102,7 +102,7 @@ def test_a_diverging_run_names_the_step_and_the_checkpoint(
 
 def test_data_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert sparsum(monkeypatch, "data", "list") == 0
-    assert "sparsum data get mnist" in capsys.readouterr().out
+    assert "nowhere" in capsys.readouterr().out
     assert sparsum(monkeypatch, "data", "get", "digits") == 0
     assert "nothing to download" in capsys.readouterr().out
     assert sparsum(monkeypatch, "data", "check", "mnist") == 1

@@ -58,7 +58,8 @@ def test_a_run_writes_what_it_should(tmp_path: pathlib.Path) -> None:
     assert metrics[0]["peak_memory_mb"] > 0
     config = json.loads((folder.path / "config.json").read_text())
     assert config["args"]["method"] == "sparse"
-    assert config["args"]["lr"] == 5e-4  # the method's preset
+    assert config["args"]["batch_size"] == 32
+    assert config["args"]["lr"] == 1e-3  # the preset for digits
     assert config["versions"]["torch"] == torch.__version__
     assert {file.name for file in (folder.path / "checkpoints").iterdir()} == {"last.pt", "best.pt"}
     assert any((folder.path / "tensorboard").iterdir())

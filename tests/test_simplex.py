@@ -369,7 +369,11 @@ X = torch.randn(2, 3)
         (lambda: sp.entmax(X, torch.ones(3)), ValueError, "alpha must broadcast to the rows of x, (2,)"),
         (lambda: sp.embed([0], X), TypeError, "z must be a torch.Tensor, got list"),  # type: ignore[arg-type]
         (lambda: sp.embed(torch.zeros(2, 4), X), ValueError, "z must have shape (*batch, 2)"),
-        (lambda: sp.embed(torch.zeros(2), torch.zeros(3)), ValueError, "weight must have shape (n, size), got (3,)"),
+        (
+            lambda: sp.embed(torch.zeros(2), torch.zeros(3)),
+            ValueError,
+            "weight must have shape (n, size) or (n_groups, n, size), got (3,)",
+        ),
         (lambda: sp.embed(torch.zeros(2), torch.ones(2, 2).long()), TypeError, "weight must have a floating-point dtype"),
     ],
 )

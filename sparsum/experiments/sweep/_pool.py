@@ -171,9 +171,11 @@ def _send(entry: Entry, number: signal.Signals) -> None:
 
 @contextlib.contextmanager
 def _terminating_as_interrupt() -> Iterator[None]:
-    """Take SIGTERM, by which schedulers end a job, for a Ctrl-C."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Take SIGTERM, by which schedulers end a job, for a Ctrl-C, and listen to that even where a shell said to ignore it."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
