@@ -225,12 +225,15 @@ class BitvectorVAE(AbstractExperiment):
         self, generator: torch.Generator, *, split: str = "validation", limit: int | None = None
     ) -> dict[str, float]:
         """The ELBO and its parts, exact where the method is a sum, and else with one true sample per image."""
+        return self._totals(generator, split, limit).means()
+
+    def _totals(self, generator: torch.Generator, split: str, limit: int | None) -> Totals:
         totals = Totals()
         self.model.eval()
         for x in getattr(self.images, split).x[:limit].split(self.args.batch_size):
             estimate = self.model.estimate(x, generator)
             totals.add({**self.model.measures(estimate), "calls": estimate.calls})
-        return totals.means()
+        return totals
 
     @torch.no_grad()
     def evaluate(
@@ -242,8 +245,12 @@ class BitvectorVAE(AbstractExperiment):
         n_samples: int = 1024,
         progress: Callable[[float], None] | None = None,
     ) -> dict[str, float]:
-        """The metrics of `validate`, and what `bits_per_dim` returns; ``progress`` is told which part is done, 0 to 1."""
-        metrics = self.validate(generator, split=split, limit=limit)
+        """The metrics of `validate` with standard errors over images, and what `bits_per_dim` returns.
+
+        The standard errors of bits per dimension are those of the importance sampling. ``progress`` is told which part is
+        done, from 0 to 1.
+        """
+        metrics = self._totals(generator, split, limit).means_and_errors()
         x, held_out = getattr(self.images, split).x[:limit], self.images.validation.x[:limit][:N_CHOOSING]
         sampling = Sampling(n_samples, generator, _n_at_once(self.model.n_pixels))
         return metrics | bits_per_dim(self.model, x, held_out, sampling, self.args.batch_size, progress)

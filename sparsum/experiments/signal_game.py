@@ -18,6 +18,7 @@ import sparsum as sp
 from sparsum.experiments._experiment import AbstractExperiment, CommonArgs, Step
 from sparsum.experiments._layers import adam
 from sparsum.experiments._seeds import generator_for, with_seed
+from sparsum.experiments._totals import Totals
 from sparsum.experiments._zero_one import ZeroOne
 from sparsum.experiments.data import Features, Games, draw_games, load_games
 
@@ -241,8 +242,26 @@ class SignalGame(AbstractExperiment):
         self, generator: torch.Generator, *, split: str = "validation", limit: int | None = None
     ) -> dict[str, float]:
         """Success, and what is expected under the sender's choice, on games that are the same for all runs."""
+        return self._totals(split, limit).means()
+
+    @torch.no_grad()
+    def evaluate(
+        self,
+        generator: torch.Generator,
+        *,
+        split: str = "test",
+        limit: int | None = None,
+        n_samples: int = 1024,
+        progress: Callable[[float], None] | None = None,
+    ) -> dict[str, float]:
+        """What `validate` measures, with standard errors."""
+        return self._totals(split, limit).means_and_errors()
+
+    def _totals(self, split: str, limit: int | None) -> Totals:
         features: Features = getattr(self.games, split)
         drawn = draw_games(features, _N_EVALUATED[split], self.games.n_images, generator_for(self.device, 0, "games", split))
         chunks = zip(*(part[:limit].split(_EVALUATED_AT_ONCE) for part in drawn), strict=True)
-        found = [self.model.measures({"images": features.x[images], "target": target}) for images, target in chunks]
-        return {name: torch.cat([chunk[name] for chunk in found]).double().mean().item() for name in found[0]}
+        totals = Totals()
+        for images, target in chunks:
+            totals.add(self.model.measures({"images": features.x[images], "target": target}))
+        return totals
