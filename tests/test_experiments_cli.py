@@ -52,7 +52,10 @@ def test_help_names_all_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         (["train", "ssvae", "sparse", "--resume"], "there is no run to resume"),
         (["train", "ssvae", "sparse", "--data", "mnist"], "sparsum data get mnist"),
         (["train", "bitvector-vae", "dense"], "bits must be at most 12, got 32"),
-        (["evaluate", "nowhere"], "holds no run"),
+        (["train", "ssvae", "sparse", "--lr", "inf"], "--lr must be a finite number, got inf"),
+        (["train", "signal-game", "sparse", "--data", "entropy"], "entropy"),
+        (["evaluate", "nowhere"], "there is no folder nowhere"),
+        (["evaluate", "."], "holds no run"),
         (["report", "nowhere"], "nowhere"),
         (["data", "get", "cifar"], "cifar"),
         (["data", "features", "a", "b", "--network", "torch"], "--network must be MODULE:FUNCTION, got 'torch'"),
@@ -77,9 +80,14 @@ def test_from_training_to_the_report(
     assert "--lr" in capsys.readouterr().err
     assert sparsum(monkeypatch, "train", "ssvae", "sparse", "--epochs", "2", "--out", "run", "--resume") == 0
     assert json.loads((tmp_path / "run" / "config.json").read_text())["args"]["epochs"] == 2
+    assert sparsum(monkeypatch, "train", "ssvae", "sparse", "--epochs", "1", "--out", "run", "--resume") == 2
+    assert "has 2 epochs already" in capsys.readouterr().err
+    assert sparsum(monkeypatch, "train", "ssvae", "sparse", "--out", "run", "--resume") == 0
+    assert "finished already, after 2 epochs" in capsys.readouterr().err
     assert sparsum(monkeypatch, "evaluate", "run", "--limit", "50") == 0
     assert not (tmp_path / "run" / "evaluation.json").exists()  # of a part of the data
     assert sparsum(monkeypatch, "evaluate", "run", "--checkpoint", "best") == 0
+    assert sparsum(monkeypatch, "evaluate", "run") == 0
     assert "accuracy" in capsys.readouterr().out
     metrics = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert 0 <= metrics["accuracy"] <= 1
@@ -98,6 +106,37 @@ def test_a_diverging_run_names_the_step_and_the_checkpoint(
         assert "at step" in errors
         assert "no number" in errors
         assert "checkpoint" in errors
+
+
+def test_weights_that_are_no_numbers_are_not_saved(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # One step an epoch: its loss is a number, and what it leaves is none.
+    words = ["train", "bitvector-vae", "topk", "--bits", "8", "--batch-size", "1197", *SMALL, "--lr", "1e20", "--out", "x"]
+    assert sparsum(monkeypatch, *words) == 1
+    assert "no numbers any more" in capsys.readouterr().err
+    assert not (tmp_path / "x" / "checkpoints").exists()
+    assert not (tmp_path / "x" / "metrics.jsonl").read_text()
+
+
+def test_a_folder_whose_name_looks_like_markup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "bitvector-vae", "topk", "--bits", "4", *SMALL, "--out", "a[/b][red]x"]
+    assert sparsum(monkeypatch, *words) == 0
+    assert "written to a[/b][red]x;" in capsys.readouterr().out
+
+
+def test_settings_of_another_version_are_named(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").mkdir()
+    for content, message in (
+        ("[]", "does not say what a run was told"),
+        ("{", "is no JSON"),
+        ('{"experiment": "ssvae", "args": {"method": "sparse", "flavour": 1}}', "this version knows no flavour of ssvae"),
+    ):
+        (tmp_path / "run" / "config.json").write_text(content)
+        assert sparsum(monkeypatch, "evaluate", "run") == 2
+        assert message in capsys.readouterr().err
 
 
 def test_data_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

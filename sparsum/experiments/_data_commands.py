@@ -18,7 +18,7 @@ from sparsum.experiments.registry import WrongUseError
 
 app = typer.Typer(help="List, download and check the data sets.", no_args_is_help=True, rich_markup_mode=None)
 
-_out = Console()
+_out = Console(markup=False)
 
 Folder = Annotated[pathlib.Path, typer.Option("--data-dir", help="Where the files of data sets are.")]
 Name = Annotated[str, typer.Argument(help="mnist or fashion-mnist; for check also digits or a folder.")]

@@ -24,15 +24,17 @@ def write_bytes(path: pathlib.Path, content: bytes) -> None:
             os.fsync(file.fileno())
         os.chmod(name, 0o644)
         os.replace(name, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)
         raise
 
 
 def write_json(path: pathlib.Path, content: Any) -> None:
     """Write a JSON file."""
-    write_bytes(path, (json.dumps(content, indent=2) + "\n").encode())
+    write_bytes(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
 
 
 def write_tensors(path: pathlib.Path, content: dict[str, Any]) -> None:
@@ -49,7 +51,9 @@ def read_tensors(path: pathlib.Path, device: torch.device | str = "cpu") -> dict
     except FileNotFoundError:
         raise
     except Exception as error:
-        raise ValueError(f"{path} is no checkpoint that can be read: {error}") from error
+        raise ValueError(
+            f"{path} cannot be read: {str(error).splitlines()[0]}; if it is broken, remove it to begin anew"
+        ) from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} is no checkpoint that can be read: it holds a {type(content).__name__}")
     return content
@@ -58,7 +62,7 @@ def read_tensors(path: pathlib.Path, device: torch.device | str = "cpu") -> dict
 def append_line(path: pathlib.Path, content: Any) -> None:
     """Append one line of JSON, and wait until it is on the disk."""
     with path.open("ab") as file:
-        file.write((json.dumps(content) + "\n").encode())
+        file.write((json.dumps(content, allow_nan=False) + "\n").encode())
         file.flush()
         os.fsync(file.fileno())
 

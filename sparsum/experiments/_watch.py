@@ -23,7 +23,7 @@ class LiveLine:
 
     def __init__(self, title: str, n_epochs: int, criterion: str) -> None:
         self.title, self.n_epochs, self.criterion = title, n_epochs, criterion
-        self.console = Console(file=sys.stderr)
+        self.console = Console(file=sys.stderr, markup=False)
         self._live = Live(console=self.console, refresh_per_second=4, transient=True)
         self._last_metrics = ""
         self._told = 0.0

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import sys
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from sparsum.experiments import _data_commands, registry
 from sparsum.experiments._record import DivergedError
 from sparsum.experiments.demo import run_demo
 from sparsum.experiments.evaluate import evaluate_run
-from sparsum.experiments.report import summary_table, write_report
+from sparsum.experiments.registry import WrongUseError
+from sparsum.experiments.report import find_runs, summary_table, write_report
 from sparsum.experiments.running import resume_command, run
 from sparsum.experiments.runs import RunFolder
 from sparsum.experiments.sweep import sweep_command
@@ -31,16 +33,26 @@ app = typer.Typer(
 )
 app.add_typer(_data_commands.app, name="data")
 
-_out = Console()
+_out = Console(markup=False)
 
 Experiment = Annotated[str, typer.Argument(help=f"One of {', '.join(registry.NAMES)}.")]
-Method = Annotated[str, typer.Argument(help="How the sum over the latent variable is made; a wrong one lists all.")]
+Method = Annotated[
+    str,
+    typer.Argument(
+        help="How the sum over the latent variable is made: exactly over few assignments (sparse, entmax15, topk, "
+        "sparsemap, sparsemap-budget) or over all (dense); by samples with a running mean (sfe), a second sample (sfe-plus) "
+        "or a network (nvil) as baseline; partly exactly (sum-and-sample); relaxed (gumbel, st-gumbel); in the signal game "
+        "also with the 0/1 loss of a sampled answer (sfe-01, sfe-plus-01). A wrong one lists those of the experiment."
+    ),
+]
 Data = Annotated[str | None, typer.Option(help="digits (comes with scikit-learn), mnist, fashion-mnist, or a folder.")]
 DataDir = Annotated[str | None, typer.Option(help="Where the files of data sets are. [default: data]")]
-Epochs = Annotated[int | None, typer.Option(min=1, help="Passes over the data, without the warm start.")]
+Epochs = Annotated[
+    int | None, typer.Option(min=1, help="Passes over the data after the warm start. [default: the preset's]")
+]
 Seed = Annotated[int | None, typer.Option(help="Of the weights and all noise. [default: 0]")]
 Rate = Annotated[float | None, typer.Option("--lr", min=0, help="Learning rate of Adam. [default: the method's preset]")]
-BatchSize = Annotated[int | None, typer.Option(min=1, help="Examples per step. [default: 64]")]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Examples per step. [default: the preset's]")]
 Entropy = Annotated[float | None, typer.Option(help="signal-game: coefficient of the entropy bonus.")]
 Decay = Annotated[float | None, typer.Option(min=0, help="Gumbel methods: r in the temperature max(0.5, exp(-r t)).")]
 Every = Annotated[int | None, typer.Option(min=1, help="Gumbel methods: steps between changes of the temperature.")]
@@ -96,7 +108,7 @@ def train(
 
 @app.command()
 def evaluate(
-    run_folder: Annotated[pathlib.Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    runs: Annotated[list[pathlib.Path], typer.Argument(metavar="RUN...", help="Folders of runs, or above them.")],
     *,
     checkpoint: Annotated[str, typer.Option(help="last, or best by the validation data.")] = "last",
     split: Annotated[str, typer.Option(help="test or validation.")] = "test",
@@ -105,23 +117,35 @@ def evaluate(
     device: Device = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Measure a trained model on test data: accuracy, success or bits per pixel, and its decoder calls.
+    """Measure trained models on test data: accuracy, success or bits per pixel, and their decoder calls.
 
     Example: sparsum evaluate runs/first
     """
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("evaluating", total=1.0)
-        metrics = evaluate_run(
-            run_folder,
-            checkpoint=checkpoint,
-            split=split,
-            limit=limit,
-            n_samples=samples,
-            device=device,
-            data_dir=data_dir,
-            progress=lambda done: bar.update(task, completed=done),
-        )
-    table = Table("metric", "value", "standard error")
+    found = find_runs(runs)
+    if not found:
+        raise WrongUseError(f"{', '.join(map(str, runs))} holds no run: there is no config.json in or below it")
+    for folder in found:
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("evaluating", total=1.0)
+            metrics = evaluate_run(
+                folder,
+                checkpoint=checkpoint,
+                split=split,
+                limit=limit,
+                n_samples=samples,
+                device=device,
+                data_dir=data_dir,
+                progress=functools.partial(_advance, bar, task),
+            )
+        _print_metrics(folder, metrics)
+
+
+def _advance(bar: Progress, task: TaskID, done: float) -> None:
+    bar.update(task, completed=done)
+
+
+def _print_metrics(folder: pathlib.Path, metrics: dict[str, float]) -> None:
+    table = Table("metric", "value", "standard error", title=str(folder))
     for name, value in metrics.items():
         if not name.endswith("_se"):
             error = metrics.get(f"{name}_se")

@@ -50,7 +50,7 @@ PARTS = (
 
 def run_demo(out: pathlib.Path, jobs: int) -> int:
     """Make all runs, evaluate them, print a table and write a report; returns the exit status."""
-    console, messages = Console(), Console(stderr=True)
+    console, messages = Console(markup=False), Console(stderr=True, markup=False)
     plans = [_plan(part, out) for part in PARTS]
     with Board(messages, jobs) as board:
         entries, is_stopped = sweep([run for plan in plans for run in plan], jobs, board)

@@ -29,7 +29,7 @@ def evaluate_run(
     data_dir: str | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> dict[str, float]:
-    """The metrics of a run's model, also written to ``evaluation.json`` in its folder if they are of all test data.
+    """The metrics of a run's model, also written to its folder if they are of all test data.
 
     Args:
         path: the folder of the run.
@@ -61,10 +61,13 @@ def evaluate_run(
     with torch.no_grad():
         metrics = experiment.evaluate(generator, split=split, limit=limit, n_samples=n_samples, progress=progress)
     if split == "test" and limit is None:
-        write_json(path / "evaluation.json", metrics | {"epochs": _n_epochs(state)})
+        name = "evaluation.json" if checkpoint == "last" else f"evaluation-{checkpoint}.json"
+        write_json(path / name, metrics | {"epochs": _n_epochs(state), "n_samples": n_samples})
     return metrics
 
 
 def _n_epochs(state: dict[str, Any]) -> float:
     """How many epochs a checkpoint comes after, so that later readers can tell an evaluation of an earlier time."""
-    return float(state["place"]["epoch"] if "place" in state else state["epoch"] + 1)
+    if "place" not in state:
+        return float(state["epoch"] + 1)
+    return float(state["place"]["epoch"]) + (0.5 if state["place"]["step"] else 0.0)  # in the middle of one

@@ -7,6 +7,7 @@ import difflib
 import functools
 import importlib
 import importlib.resources
+import math
 import tomllib
 from typing import Any
 
@@ -57,6 +58,9 @@ def make_args(name: str, method: str, options: dict[str, Any]) -> CommonArgs:
     for key in given:
         if key not in fields:
             raise WrongUseError(f"--{key.replace('_', '-')} is no option of {name}")
+    for key, value in given.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise WrongUseError(f"--{key.replace('_', '-')} must be a finite number, got {value}")
     data = given.get("data", kind.data)
     bits = given.get("bits", getattr(kind, "bits", None))
     tables = [_presets(name).get(part, {}) for part in ("all", method)]
@@ -65,13 +69,20 @@ def make_args(name: str, method: str, options: dict[str, Any]) -> CommonArgs:
         preset |= {key: value for key, value in table.items() if not isinstance(value, dict)}
     for special in (f"bits-{bits}", data):  # the more special, the later
         for table in tables:
-            preset |= table.get(special, {})
+            found = table.get(special)
+            preset |= found if isinstance(found, dict) else {}
     return kind(**({"method": method} | preset | given))
 
 
 def restore_args(name: str, saved: dict[str, Any]) -> CommonArgs:
     """The arguments that a run was begun with."""
-    return args_class(name)(**saved)
+    kind = args_class(name)
+    unknown = set(saved) - {field.name for field in dataclasses.fields(kind)}
+    if unknown:
+        raise WrongUseError(
+            f"this version knows no {', '.join(sorted(unknown))} of {name}; was the run made by a newer one?"
+        )
+    return kind(**saved)
 
 
 def make_experiment(name: str, args: CommonArgs, device: torch.device) -> AbstractExperiment:

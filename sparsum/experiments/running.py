@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import shlex
 from typing import Any
 
 import torch
@@ -31,19 +32,21 @@ def run(
     """Begin a run, or go on with one; returns its folder and the metrics of all its epochs."""
     args = make_args(name, method, options)
     folder = RunFolder(default_folder(name, args) if out is None else out)
-    if resume:
-        args = _resumed_args(folder, name, method, options)
-    elif folder.exists():
-        raise WrongUseError(f"{folder.path} holds a run already: add --resume to go on with it, or give another --out")
-    fabric = Fabric(accelerator=device_of(args.device).type, devices=1, precision=_precision(args.precision))
-    experiment = make_experiment(name, args, fabric.device)
-    if not folder.exists():
-        folder.create(name, args)
-    elif resume:
-        folder.update_args(args)
-    title = f"{name} {method} seed {args.seed}"
-    with folder.locked(), LiveLine(title, args.epochs, experiment_class(name).criterion) as line:
-        return folder, Training(experiment, folder, fabric, line, checkpoint_seconds).run()
+    if resume and not folder.exists():
+        raise WrongUseError(f"there is no run to resume in {folder.path}; leave out --resume to begin one")
+    with folder.locked():  # from the first look on, so that no other process changes what is seen
+        if resume:
+            args = _resumed_args(folder, name, method, options)
+        elif folder.exists():
+            raise WrongUseError(f"{folder.path} holds a run already: add --resume to go on with it, or give another --out")
+        fabric = Fabric(accelerator=device_of(args.device).type, devices=1, precision=_precision(args.precision))
+        experiment = make_experiment(name, args, fabric.device)
+        if resume:
+            folder.update_args(args)
+        else:
+            folder.create(name, args)
+        with LiveLine(f"{name} {method} seed {args.seed}", args.epochs, experiment_class(name).criterion) as line:
+            return folder, Training(experiment, folder, fabric, line, checkpoint_seconds).run()
 
 
 def default_folder(name: str, args: CommonArgs) -> pathlib.Path:
@@ -54,13 +57,11 @@ def default_folder(name: str, args: CommonArgs) -> pathlib.Path:
 def resume_command(folder: RunFolder) -> str:
     """What to type to go on with a run."""
     config = folder.config()
-    return f"sparsum train {config['experiment']} {config['args']['method']} --out {folder.path} --resume"
+    return f"sparsum train {config['experiment']} {config['args']['method']} --out {shlex.quote(str(folder.path))} --resume"
 
 
 def _resumed_args(folder: RunFolder, name: str, method: str, options: dict[str, Any]) -> CommonArgs:
     """The arguments of a run that goes on: those it was begun with, and those that may change."""
-    if not folder.exists():
-        raise WrongUseError(f"there is no run to resume in {folder.path}; leave out --resume to begin one")
     config = folder.config()
     saved = config["args"]
     if (config["experiment"], saved["method"]) != (name, method):
@@ -69,6 +70,9 @@ def _resumed_args(folder: RunFolder, name: str, method: str, options: dict[str, 
         if value is not None and key not in _FREE_ON_RESUME and saved.get(key) != value:
             option = f"--{key.replace('_', '-')}"
             raise WrongUseError(f"{folder.path} was begun with {option} {saved.get(key)} and cannot go on with {value}")
+    n_done = len(folder.metrics())
+    if options.get("epochs") is not None and options["epochs"] < n_done:
+        raise WrongUseError(f"{folder.path} has {n_done} epochs already: --epochs must be at least {n_done}")
     changed = {key: options[key] for key in _FREE_ON_RESUME if options.get(key) is not None}
     return dataclasses.replace(restore_args(name, saved), **changed)
 

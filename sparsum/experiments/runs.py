@@ -65,6 +65,7 @@ class RunFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes from writing here; the lock of one that dies is free again."""
+        self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / ".writer").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -76,7 +77,12 @@ class RunFolder:
         """What the run was told."""
         if not self.exists():
             raise FileNotFoundError(f"{self.path} holds no run: there is no config.json in it")
-        config: dict[str, Any] = json.loads(self.config_file.read_text())
+        try:
+            config = json.loads(self.config_file.read_text())
+        except ValueError as error:
+            raise ValueError(f"{self.config_file} is no JSON: {error}") from error
+        if not isinstance(config, dict) or not isinstance(config.get("args"), dict) or "experiment" not in config:
+            raise ValueError(f"{self.config_file} does not say what a run was told")
         return config
 
     def metrics(self) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 import resource
 import signal
@@ -93,8 +94,16 @@ class Training:
         if (state := self.folder.load("last", self.fabric.device)) is not None:
             self._restore(state)
         else:
-            self.experiment.start(self.watcher.say)
+            self._start()
         self.folder.forget_metrics(self.place.epoch)
+        if (n_lines := len(self.folder.metrics())) != self.place.epoch:
+            file = self.folder.metrics_file
+            raise ValueError(
+                f"{file} has {n_lines} epochs, and the checkpoint comes after {self.place.epoch}: lines are missing"
+            )
+        if self.place.epoch >= self.experiment.args.epochs:
+            self.watcher.say(f"finished already, after {self.place.epoch} epochs; more --epochs go on")
+            return self.folder.metrics()
         with (
             _stop_requests() as requests,
             SummaryWriter(str(self.folder.path / "tensorboard"), purge_step=self.place.epoch) as writer,
@@ -104,6 +113,13 @@ class Training:
                 line = self._end_epoch()
                 _write_scalars(writer, line)
         return self.folder.metrics()
+
+    def _start(self) -> None:
+        """What comes before the first step, which is begun anew if it is interrupted."""
+        try:
+            self.experiment.start(self.watcher.say)
+        except KeyboardInterrupt:
+            raise Stopped(f"stopped before the first step of {self.folder.path}", self.folder.path) from None
 
     def _train_epoch(self, requests: list[int]) -> None:
         """The steps of an epoch that are left."""
@@ -184,8 +200,14 @@ class Training:
         begin = time.monotonic()
         experiment.model.eval()
         generator = generator_for(self.fabric.device, experiment.args.seed, "validation")
-        with self.fabric.autocast(), torch.no_grad():
-            validation = experiment.validate(generator)
+        try:
+            with self.fabric.autocast(), torch.no_grad():
+                validation = experiment.validate(generator)
+        except NoDistribution as error:
+            self._raise_diverged(f"after epoch {place.epoch + 1} the scores are no numbers any more: {error}")
+        wrong = [f"{name} = {value}" for name, value in validation.items() if not math.isfinite(value)]
+        if wrong:
+            self._raise_diverged(f"after epoch {place.epoch + 1} the model is no good any more: {', '.join(wrong)}")
         train, calls = self.record.summary()
         line = {
             "epoch": place.epoch,
@@ -215,7 +237,13 @@ class Training:
         return Record(self.experiment.n_steps, self.experiment.n_calls_per_step, self.fabric.device)
 
     def _save(self, generator: torch.Generator | None) -> None:
-        """Write the last checkpoint; in the middle of an epoch with its noise and its measurements."""
+        """Write the last checkpoint; in the middle of an epoch with its noise and its measurements.
+
+        A step whose loss was a number may still have left weights that are none; then the last one stays.
+        """
+        for name, weights in self.experiment.model.state_dict().items():
+            if weights.is_floating_point() and not bool(weights.isfinite().all()):
+                self._raise_diverged(f"after step {self._n_steps_done()} the weights {name} are no numbers any more")
         state: dict[str, Any] = {
             "model": self.experiment.model.state_dict(),
             "optimiser": self.optimiser.state_dict(),

@@ -87,7 +87,7 @@ def read_run(path: pathlib.Path) -> RunRecord:
         if not _is_measured(line):
             raise ValueError(f"line {number} of {folder.metrics_file} lacks validation, calls or seconds")
     try:
-        test, problem = _read_evaluation(path / "evaluation.json"), ""
+        test, problem = _read_evaluation(path / "evaluation.json", len(lines)), ""
     except ValueError as error:
         test, problem = {}, str(error)
     return RunRecord(path, config["experiment"], args, _typed(config.get("command", [])), lines, test, problem)
@@ -128,12 +128,14 @@ def _is_measured(line: Any) -> bool:
     return True
 
 
-def _read_evaluation(file: pathlib.Path) -> dict[str, float]:
+def _read_evaluation(file: pathlib.Path, n_epochs: int) -> dict[str, float]:
     """The metrics of an evaluation, without the standard errors within the run: those over runs are what is reported."""
     if not file.exists():
         return {}
     metrics = {name: value for name, value in _json(file).items() if isinstance(value, int | float)}
-    hidden = {f"{name}_se" for name in metrics} | {"epochs"}
+    if metrics.get("epochs", n_epochs) != n_epochs:
+        raise ValueError(f"{file} is of an earlier time than the last epoch: run sparsum evaluate {file.parent} again")
+    hidden = {f"{name}_se" for name in metrics} | {"epochs", "n_samples"}
     return {name: value for name, value in metrics.items() if name not in hidden}
 
 
@@ -141,5 +143,5 @@ def _typed(command: list[str]) -> str:
     """A command as one types it, wherever the program lay."""
     if not command:
         return "not recorded"
-    program = "sparsum" if pathlib.Path(command[0]).name in {"cli.py", "sparsum"} else command[0]
+    program = "sparsum" if pathlib.Path(command[0]).name in {"cli.py", "main.py", "sparsum"} else command[0]
     return shlex.join([program, *command[1:]])

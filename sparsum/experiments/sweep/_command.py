@@ -154,7 +154,7 @@ def _plan_of_all_methods(
 
 def _console(*, stderr: bool = False) -> Console:
     is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return Console(stderr=stderr, width=None if is_terminal else _PLAIN_WIDTH)
+    return Console(stderr=stderr, markup=False, width=None if is_terminal else _PLAIN_WIDTH)
 
 
 def _say(console: Console, text: str) -> None:
