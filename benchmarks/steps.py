@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.timing import describe
 from sparsum.experiments import _warm, bitvector_vae, signal_game, ssvae
 from sparsum.experiments._experiment import AbstractExperiment
 from sparsum.experiments.data import Features, Games, Images, Split, load_images
@@ -122,7 +121,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="for each line (5)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{describe()}; CPU time of one thread, {'real' if arguments.data_dir else 'random'} data")
+    kind = "real" if arguments.data_dir else "random"
+    print(f"torch {torch.__version__}, CPU time of one thread, median over steps from the first on, {kind} data")
     print(f"{'experiment':28} {'method':17} {'ms/step':>9} {'steps/s':>8} {'calls':>7} {'authors ms':>11} {'ratio':>7}")
     with tempfile.TemporaryDirectory() as cache:
         os.environ["SPARSUM_CACHE"] = cache  # what is measured here is of no use to runs
