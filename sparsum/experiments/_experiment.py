@@ -11,6 +11,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from sparsum.estimators import Anneal
+
 
 @dataclass(frozen=True, kw_only=True)
 class CommonArgs:
@@ -41,6 +43,10 @@ class CommonArgs:
     temperature_every: int = 1000
     device: str = "auto"
     precision: str = "32"
+
+    def temperature(self) -> Anneal:
+        """The temperature of a Gumbel method, at its first step."""
+        return Anneal(self.temperature_decay, every=self.temperature_every)
 
     @property
     def data_name(self) -> str:

@@ -86,18 +86,14 @@ ESTIMATORS: dict[str, Callable[[Args, int], AbstractEstimator]] = {
     "sfe": lambda _, __: sp.estimators.ScoreFunction(),
     "sfe-plus": lambda _, __: sp.estimators.SelfCritic(),
     "nvil": lambda _, n_pixels: sp.estimators.NVIL(n_pixels),
-    "gumbel": lambda args, _: sp.estimators.GumbelSoftmax(_temperature(args)),
-    "st-gumbel": lambda args, _: sp.estimators.StraightThrough(_temperature(args)),
+    "gumbel": lambda args, _: sp.estimators.GumbelSoftmax(args.temperature()),
+    "st-gumbel": lambda args, _: sp.estimators.StraightThrough(args.temperature()),
     "dense": lambda args, n_pixels: sp.estimators.Dense(chunk_size=_chunk_size(args, n_pixels)),
     "sparse": lambda args, n_pixels: sp.estimators.Sparse(chunk_size=_chunk_size(args, n_pixels)),
     "entmax15": lambda args, n_pixels: sp.estimators.Sparse(1.5, chunk_size=_chunk_size(args, n_pixels)),
 }
 # What the is_exact of a distribution tells: that a cut to k atoms changed nothing, or that a solver came to its end.
 _CERTIFICATES = {"topk": ("exact", True), "sparsemap": ("unsolved", False), "sparsemap-budget": ("unsolved", False)}
-
-
-def _temperature(args: Args) -> sp.estimators.Anneal:
-    return sp.estimators.Anneal(args.temperature_decay, every=args.temperature_every)
 
 
 def _n_at_once(n_pixels: int) -> int:

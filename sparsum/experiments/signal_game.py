@@ -63,17 +63,13 @@ ESTIMATORS: dict[str, Callable[[Args, int], sp.estimators.AbstractEstimator | Ze
     "sfe-plus": lambda _, __: sp.estimators.SelfCritic(),
     "nvil": lambda _, n_features: sp.estimators.NVIL(n_features),
     "sum-and-sample": lambda args, _: sp.estimators.SumAndSample(args.k),
-    "gumbel": lambda args, _: sp.estimators.GumbelSoftmax(_temperature(args)),
-    "st-gumbel": lambda args, _: sp.estimators.StraightThrough(_temperature(args)),
+    "gumbel": lambda args, _: sp.estimators.GumbelSoftmax(args.temperature()),
+    "st-gumbel": lambda args, _: sp.estimators.StraightThrough(args.temperature()),
     "sfe-01": lambda args, _: ZeroOne(args.entropy, is_self_critic=False),
     "sfe-plus-01": lambda args, _: ZeroOne(args.entropy, is_self_critic=True),
 }
 # How scores become the probabilities pi; by softmax where it is not said.
 _MAPPINGS: dict[str, Callable[[Tensor], Tensor]] = {"sparse": sp.sparsemax, "entmax15": sp.entmax15}
-
-
-def _temperature(args: CommonArgs) -> sp.estimators.Anneal:
-    return sp.estimators.Anneal(args.temperature_decay, every=args.temperature_every)
 
 
 class Sender(torch.nn.Module):

@@ -56,13 +56,9 @@ ESTIMATORS: dict[str, Callable[[Args, int], sp.estimators.AbstractEstimator]] = 
     "sfe-plus": lambda args, n_pixels: sp.estimators.SelfCritic(),
     "nvil": lambda args, n_pixels: sp.estimators.NVIL(n_pixels),
     "sum-and-sample": lambda args, n_pixels: sp.estimators.SumAndSample(args.k),
-    "gumbel": lambda args, n_pixels: sp.estimators.GumbelSoftmax(_temperature(args)),
-    "st-gumbel": lambda args, n_pixels: sp.estimators.StraightThrough(_temperature(args)),
+    "gumbel": lambda args, n_pixels: sp.estimators.GumbelSoftmax(args.temperature()),
+    "st-gumbel": lambda args, n_pixels: sp.estimators.StraightThrough(args.temperature()),
 }
-
-
-def _temperature(args: CommonArgs) -> sp.estimators.Anneal:
-    return sp.estimators.Anneal(args.temperature_decay, every=args.temperature_every)
 
 
 class Parts(NamedTuple):
