@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsum.estimators import Anneal
+from sparsum.experiments._totals import Totals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,11 +107,18 @@ class AbstractExperiment(ABC):
         """The tensors of step i."""
 
     @abstractmethod
+    def measure(self, generator: torch.Generator, split: str, limit: int | None) -> Totals:
+        """The metrics of each example of a part of the data, or of the first so many of them."""
+
+    @torch.no_grad()
     def validate(
         self, generator: torch.Generator, *, split: str = "validation", limit: int | None = None
     ) -> dict[str, float]:
-        """The metrics of the model on validation or test data, without gradients and in evaluation mode."""
+        """The mean metrics of the model on validation or test data, in evaluation mode."""
+        self.model.eval()
+        return self.measure(generator, split, limit).means()
 
+    @torch.no_grad()
     def evaluate(
         self,
         generator: torch.Generator,
@@ -120,7 +128,7 @@ class AbstractExperiment(ABC):
         n_samples: int = 1024,
         progress: Callable[[float], None] | None = None,
     ) -> dict[str, float]:
-        """The metrics of a trained model, those with ``_se`` at the end being standard errors; by default `validate`'s.
+        """The metrics of a trained model, and their standard errors under names with ``_se`` at the end.
 
         Args:
             generator: the source of all noise.
@@ -129,4 +137,5 @@ class AbstractExperiment(ABC):
             n_samples: for what is estimated by importance sampling.
             progress: told which part is done, from 0 to 1.
         """
-        return self.validate(generator, split=split, limit=limit)
+        self.model.eval()
+        return self.measure(generator, split, limit).means_and_errors()

@@ -216,16 +216,9 @@ class BitvectorVAE(AbstractExperiment):
         size = self.args.batch_size
         return {"x": self.images.train.x[order[i * size : (i + 1) * size]]}
 
-    @torch.no_grad()
-    def validate(
-        self, generator: torch.Generator, *, split: str = "validation", limit: int | None = None
-    ) -> dict[str, float]:
+    def measure(self, generator: torch.Generator, split: str, limit: int | None) -> Totals:
         """The ELBO and its parts, exact where the method is a sum, and else with one true sample per image."""
-        return self._totals(generator, split, limit).means()
-
-    def _totals(self, generator: torch.Generator, split: str, limit: int | None) -> Totals:
         totals = Totals()
-        self.model.eval()
         for x in getattr(self.images, split).x[:limit].split(self.args.batch_size):
             estimate = self.model.estimate(x, generator)
             totals.add({**self.model.measures(estimate), "calls": estimate.calls})
@@ -246,7 +239,7 @@ class BitvectorVAE(AbstractExperiment):
         The standard errors of bits per dimension are those of the importance sampling. ``progress`` is told which part is
         done, from 0 to 1.
         """
-        metrics = self._totals(generator, split, limit).means_and_errors()
+        metrics = super().evaluate(generator, split=split, limit=limit)
         x, held_out = getattr(self.images, split).x[:limit], self.images.validation.x[:limit][:N_CHOOSING]
         sampling = Sampling(n_samples, generator, _n_at_once(self.model.n_pixels))
         return metrics | bits_per_dim(self.model, x, held_out, sampling, self.args.batch_size, progress)

@@ -233,27 +233,8 @@ class SignalGame(AbstractExperiment):
         images, target = draw_games(train, self.args.batch_size, self.games.n_images, generator)
         return {"images": train.x[images], "target": target}
 
-    @torch.no_grad()
-    def validate(
-        self, generator: torch.Generator, *, split: str = "validation", limit: int | None = None
-    ) -> dict[str, float]:
+    def measure(self, generator: torch.Generator, split: str, limit: int | None) -> Totals:
         """Success, and what is expected under the sender's choice, on games that are the same for all runs."""
-        return self._totals(split, limit).means()
-
-    @torch.no_grad()
-    def evaluate(
-        self,
-        generator: torch.Generator,
-        *,
-        split: str = "test",
-        limit: int | None = None,
-        n_samples: int = 1024,
-        progress: Callable[[float], None] | None = None,
-    ) -> dict[str, float]:
-        """What `validate` measures, with standard errors."""
-        return self._totals(split, limit).means_and_errors()
-
-    def _totals(self, split: str, limit: int | None) -> Totals:
         features: Features = getattr(self.games, split)
         drawn = draw_games(features, _N_EVALUATED[split], self.games.n_images, generator_for(self.device, 0, "games", split))
         chunks = zip(*(part[:limit].split(_EVALUATED_AT_ONCE) for part in drawn), strict=True)

@@ -191,25 +191,8 @@ class SemisupervisedVAE(AbstractExperiment):
         noise = torch.rand(x.shape, generator=generator, device=self.device)
         return (noise * (self.images.n_levels - 1) < x).float()
 
-    def validate(
-        self, generator: torch.Generator, *, split: str = "validation", limit: int | None = None
-    ) -> dict[str, float]:
+    def measure(self, generator: torch.Generator, split: str, limit: int | None) -> Totals:
         """Accuracy of the most probable class, and the ELBO of images without their labels, exactly summed over z."""
-        return self._totals(generator, split, limit).means()
-
-    def evaluate(
-        self,
-        generator: torch.Generator,
-        *,
-        split: str = "test",
-        limit: int | None = None,
-        n_samples: int = 1024,
-        progress: Callable[[float], None] | None = None,
-    ) -> dict[str, float]:
-        """What `validate` measures, with standard errors."""
-        return self._totals(generator, split, limit).means_and_errors()
-
-    def _totals(self, generator: torch.Generator, split: str, limit: int | None) -> Totals:
         part: Split = getattr(self.images, split)
         x, y = part.x[:limit], part.y[:limit]
         totals = Totals()
