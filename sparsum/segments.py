@@ -7,13 +7,20 @@ the same input gives the same output bit for bit, on a GPU too.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["Segments", "positions_of"]
+__all__ = ["Segments", "positions_of", "read_sizes", "reading_sizes"]
+
+#: Takes the tensor of the sizes, and the largest that the first can be, in the place of `read_sizes`.
+Reader = Callable[[Tensor, int], list[int]]
+_reader: ContextVar[Reader | None] = ContextVar("reader", default=None)
 
 # Rows of more entries than this on average count as long.
 _LONG = 64
@@ -29,13 +36,18 @@ class Segments:
     >>> segments.sum(torch.tensor([1.0, 2.0, 4.0]))
     tensor([3., 0., 4.])
 
+    Within `reading_sizes` there may be more entries than the lengths add up to. This *padding* at the end counts in no sum,
+    and stands in the last row, so that what is looked up by row has a value.
+
     Args:
         row: the row of each entry, sorted.
         lengths: the number of entries of each row.
+        is_padded: whether there may be padding.
     """
 
     row: Tensor  # shape: (n,), int64
     lengths: Tensor  # shape: (n_rows,), int64
+    is_padded: bool = False
 
     @classmethod
     def from_row(cls, row: Tensor, n_rows: int) -> Segments:
@@ -46,6 +58,9 @@ class Segments:
     @classmethod
     def from_lengths(cls, lengths: Tensor, n: int) -> Segments:
         """Segments of the given lengths, which add up to ``n``; with that known, nothing waits for the device."""
+        if _reader.get() is not None:
+            row = torch.searchsorted(lengths.cumsum(0), torch.arange(n, device=lengths.device), right=True)
+            return cls(row.clamp_(max=max(len(lengths) - 1, 0)), lengths, is_padded=True)
         rows = torch.arange(len(lengths), device=lengths.device)
         return cls(torch.repeat_interleave(rows, lengths, output_size=n), lengths)
 
@@ -69,6 +84,13 @@ class Segments:
         result: Tensor = _Spread.apply(per_row, self.row, self.lengths)
         return result
 
+    def clear_padding(self, values: Tensor) -> Tensor:
+        """The values of all entries, ``(n, *rest)``, with 0 in the padding and no gradient to it."""
+        if not self.is_padded:
+            return values
+        is_entry = torch.arange(len(self.row), device=values.device) < self.lengths.sum()
+        return torch.where(is_entry.reshape(-1, *[1] * (values.ndim - 1)), values, 0.0)
+
     def max(self, values: Tensor) -> Tensor:
         """Maximum over each row of ``values`` of shape (n,), without gradient; an empty row gives -inf."""
         return torch.segment_reduce(values.detach(), "max", lengths=self.lengths, unsafe=True, initial=-torch.inf)
@@ -88,13 +110,34 @@ class Segments:
         return self.sum((values - peak[self.row]).exp()).log() + peak
 
 
+def read_sizes(n: Tensor, *others: Tensor, most: int) -> list[int]:
+    """Numbers that the host has to know, in one transfer: how many entries are to be packed, at most ``most``, and others.
+
+    Nothing else in the library waits for a GPU when it makes a sparse distribution. Within `reading_sizes` the first number
+    may come out larger, and what is packed is then padded.
+    """
+    sizes, reader = torch.stack([n, *others]), _reader.get()
+    return sizes.tolist() if reader is None else reader(sizes, most)
+
+
+@contextmanager
+def reading_sizes(reader: Reader) -> Iterator[None]:
+    """Let a function read sizes, as one does that pads to a few sizes so that work can be recorded and repeated."""
+    token = _reader.set(reader)
+    try:
+        yield
+    finally:
+        _reader.reset(token)
+
+
 def positions_of(
     mask: Tensor,  # shape: (n,), bool
     count: int,
 ) -> Tensor:
     """The positions of the ``count`` entries that are True; as their number is known, nothing waits for the device."""
-    if mask.is_cuda:  # where torch.nonzero_static does wait
-        return torch.searchsorted(mask.cumsum(0), torch.arange(1, count + 1, device=mask.device))
+    if mask.is_cuda or _reader.get() is not None:  # on a GPU torch.nonzero_static does wait
+        positions = torch.searchsorted(mask.cumsum(0), torch.arange(1, count + 1, device=mask.device))
+        return positions.clamp_(max=max(len(mask) - 1, 0))  # those of the padding
     return torch.nonzero_static(mask, size=count).squeeze(-1)
 
 

@@ -132,7 +132,7 @@ def topk_sparsemax(
     is_all = n_best < k or bound.log_count() <= math.log(n_best) + 1e-9
     return SparseDistribution._from_segments(
         atoms[packed.flat],
-        probs.reshape(-1).index_select(0, packed.flat),
+        packed.segments.clear_padding(probs.reshape(-1).index_select(0, packed.flat)),
         packed.segments,
         batch_shape,
         bound,

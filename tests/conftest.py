@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import hypothesis
 import pytest
 import torch
+
+# Without a GPU, Triton's interpreter runs its kernels; it has to be told before they are first imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # The same examples at every run; a failing one is printed with what reproduces it.
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=60)

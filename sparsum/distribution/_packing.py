@@ -101,7 +101,8 @@ def pack_dense(
     packed, n_bad = support(fixed, is_bad)
     if checks and n_bad:
         _raise_bad_rows(is_bad, total)
-    return packed.flat % probs.shape[-1], rows.reshape(-1).index_select(0, packed.flat), packed.segments
+    kept = packed.segments.clear_padding(rows.reshape(-1).index_select(0, packed.flat))
+    return packed.flat % probs.shape[-1], kept, packed.segments
 
 
 def _tolerance(probs: Tensor) -> float:

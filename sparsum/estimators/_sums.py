@@ -13,7 +13,7 @@ from sparsum.estimators._problem import Problem
 from sparsum.gibbs import Gibbs
 from sparsum.gibbs._choices import keeps_to
 from sparsum.gibbs._gibbs import GIBBS_STRUCTURES
-from sparsum.segments import Segments
+from sparsum.segments import Segments, positions_of, read_sizes
 from sparsum.simplex import entmax, entmax15, sparsemax
 from sparsum.simplex._blocks import support
 from sparsum.solvers import AbstractSolver
@@ -56,14 +56,14 @@ class Dense(AbstractEstimator):
         probs = scores.softmax(-1).to(problem.dtype)
         allowed = scores.detach() > -torch.inf
         is_bad = is_unusable(flatten_parts(problem.rows)) | ~allowed.any(-1)
-        n_kept, n_bad = torch.stack([allowed.sum(), is_bad.sum()]).tolist()
+        n_kept, n_bad = read_sizes(allowed.sum(), is_bad.sum(), most=allowed.numel())
         if n_bad:
             raise_bad_rows(is_bad, flatten_parts(problem.rows))
         atoms, probs = atoms.flatten(0, 1), probs.reshape(-1)
-        if n_kept < allowed.numel():
-            kept = allowed.reshape(-1)
-            atoms, probs = atoms[kept], probs[kept]
         segments = Segments.from_lengths(allowed.sum(-1), n_kept)
+        if n_kept < allowed.numel():
+            kept = positions_of(allowed.reshape(-1), n_kept)
+            atoms, probs = atoms[kept], segments.clear_padding(probs.index_select(0, kept))
         q = SparseDistribution._from_segments(atoms, probs, segments, problem.batch_shape, problem.structure)
         found = _sum(problem, q, self.chunk_size)
         if not keeps_to(problem.structure, GIBBS_STRUCTURES):
@@ -123,7 +123,7 @@ class Sparse(AbstractEstimator):
         if n_bad:
             raise_bad_rows(is_bad | (packed.segments.lengths == 0), flat)
         kept = packed.flat % scores.shape[-1] if atoms is None else atoms.flatten(0, 1)[packed.flat]
-        values = probs.reshape(-1).index_select(0, packed.flat)
+        values = packed.segments.clear_padding(probs.reshape(-1).index_select(0, packed.flat))
         q = SparseDistribution._from_segments(kept, values, packed.segments, problem.batch_shape, structure)
         return _sum(problem, q, self.chunk_size)
 

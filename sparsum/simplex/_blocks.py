@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsum.segments import Segments, positions_of
+from sparsum.segments import Segments, positions_of, read_sizes
 from sparsum.simplex._thresholds import solve_packed, threshold_of
 
 # Rows from this size on, on the CPU, are read in blocks. Shorter ones fit the cache and are read again instead.
@@ -60,7 +60,7 @@ def support(probs: Tensor, is_bad: Tensor | None = None) -> tuple[Packed, int]:
             return packed, int(_count_bad(packed.segments.lengths, is_bad))
     is_positive = probs > 0
     lengths = is_positive.sum(-1)
-    n_entries, n_bad = torch.stack([lengths.sum(), _count_bad(lengths, is_bad)]).tolist()
+    n_entries, n_bad = read_sizes(lengths.sum(), _count_bad(lengths, is_bad), most=probs.numel())
     flat = positions_of(is_positive.reshape(-1), n_entries)
     return Packed(flat, Segments.from_lengths(lengths, n_entries)), n_bad
 

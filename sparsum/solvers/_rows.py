@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsum.segments import Segments, positions_of
+from sparsum.segments import Segments, positions_of, read_sizes
 from sparsum.structures._bad_rows import raise_bad_rows
 
 
@@ -16,7 +16,7 @@ def pack_kept(
 ) -> tuple[Tensor, Segments]:
     """The column of each kept entry, (n,), and the segments; their number and that of bad rows come in one transfer."""
     lengths = kept.sum(-1)
-    n, n_bad = torch.stack([lengths.sum(), is_bad.sum()]).tolist()
+    n, n_bad = read_sizes(lengths.sum(), is_bad.sum(), most=kept.numel())
     if n_bad:
         raise_bad_rows(is_bad, flat)
     return positions_of(kept.reshape(-1), n) % kept.shape[-1], Segments.from_lengths(lengths, n)

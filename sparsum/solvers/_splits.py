@@ -149,7 +149,7 @@ def _inverse(order: Tensor) -> Tensor:
 
 def _solution(atoms: Tensor, gaps: Tensor, chosen: Tensor, segments: Segments, dtype: torch.dtype) -> Solution:
     """Pack the probabilities, and make up for the gaps that were dropped."""
-    probs = gaps.reshape(-1).index_select(0, segments.row * gaps.shape[-1] + chosen)
+    probs = segments.clear_padding(gaps.reshape(-1).index_select(0, segments.row * gaps.shape[-1] + chosen))
     probs = probs / segments.spread(segments.sum(probs.detach()))
     n_rows, device = segments.n_rows, gaps.device
     zeros = torch.zeros(n_rows, dtype=torch.int64, device=device)
