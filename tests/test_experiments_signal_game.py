@@ -306,4 +306,4 @@ def test_success_counts_the_most_probable_symbol_alone() -> None:
     scores = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.9]])
     play = Play(scores, scores, lambda z, row: log_probs[z], torch.tensor([0, 0, 0]))
     assert play.success().tolist() == [1.0, 0.0, 1.0]
-    torch.testing.assert_close(play.loss(torch.tensor([1]), torch.tensor([2])), -torch.tensor([0.2]).log())
+    torch.testing.assert_close(play.outcome(torch.tensor([1]), torch.tensor([2]))[0], -torch.tensor([0.2]).log())

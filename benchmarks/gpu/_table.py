@@ -65,4 +65,5 @@ def _median(run: Callable[[], object], calls: int, turns: int) -> float:
         end.record()
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end) / calls)
-    return statistics.median(times)
+    median: float = statistics.median(times)
+    return median

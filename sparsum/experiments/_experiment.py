@@ -6,7 +6,7 @@ import pathlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -90,6 +90,16 @@ class AbstractExperiment(ABC):
     n_steps: int
     #: How many examples of a step count their calls.
     n_calls_per_step: int
+
+    @property
+    def estimator(self) -> Any:
+        """The model's estimator, which has a flag ``validate_args``."""
+        return self.model.estimator
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether all steps do the same work but for the sizes of supports, so that a GPU can record and repeat them."""
+        return True
 
     @abstractmethod
     def optimiser(self) -> torch.optim.Optimizer:

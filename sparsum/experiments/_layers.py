@@ -16,6 +16,7 @@ def perceptron(*sizes: int) -> torch.nn.Sequential:
 
 
 def adam(model: torch.nn.Module, lr: float, weight_decay: float = 0.0) -> torch.optim.Adam:
-    """Adam for all parameters that learn, in one fused kernel."""
+    """Adam for all parameters that learn, in one fused kernel that a GPU can record."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return torch.optim.Adam(parameters, lr=lr, weight_decay=weight_decay, fused=True)
+    is_recordable = all(parameter.is_cuda for parameter in parameters)
+    return torch.optim.Adam(parameters, lr=lr, weight_decay=weight_decay, fused=True, capturable=is_recordable)

@@ -25,6 +25,9 @@ class ZeroOne(torch.nn.Module):
             earlier losses.
     """
 
+    #: Whether to look for rows without a distribution, at the price of waits for the device.
+    validate_args: bool = True
+
     #: See `forward`.
     __call__: Callable[..., sp.estimators.Estimate]
 
@@ -41,7 +44,7 @@ class ZeroOne(torch.nn.Module):
         generator: torch.Generator | None = None,
     ) -> sp.estimators.Estimate:
         """One draw for each game; the estimate's surrogate has the receiver's entropy bonus in it."""
-        senders = sp.Gibbs(scores, sp.OneOf(scores.shape[-1]))
+        senders = sp.Gibbs(scores, sp.OneOf(scores.shape[-1]), validate_args=self.validate_args)
         z, a, receivers = _draw(senders, answer, generator)
         value = _loss(a, target)
         if self.baseline is None:
@@ -67,7 +70,7 @@ def _draw(
     """A symbol and an answer for each game, and what the answer was drawn from."""
     z = senders.sample(generator=generator)
     log_probs = answer(z, torch.arange(len(z), device=z.device))
-    receivers = sp.Gibbs(log_probs, sp.OneOf(log_probs.shape[-1]))
+    receivers = sp.Gibbs(log_probs, sp.OneOf(log_probs.shape[-1]), validate_args=senders._validate_args)
     return z, receivers.sample(generator=generator), receivers
 
 

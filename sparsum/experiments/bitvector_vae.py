@@ -203,6 +203,11 @@ class BitvectorVAE(AbstractExperiment):
         sizes = self.images.train.x.shape[1], self.images.n_levels
         self.model: Model = with_seed(lambda: Model(args, *sizes), args.seed, "weights").to(device)
 
+    @property
+    def is_repeatable(self) -> bool:
+        """Not where a solver's steps or the number of chunks depend on the data."""
+        return self.args.solver != "active-set" and getattr(self.estimator, "chunk_size", None) is None
+
     def optimiser(self) -> torch.optim.Optimizer:
         """Adam."""
         return adam(self.model, self.args.lr)

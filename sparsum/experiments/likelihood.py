@@ -12,7 +12,7 @@ Its derivatives, with :math:`e` the unit vector of the observed level and :math:
     \frac{\partial}{\partial b} = \sum_i (e_{x_i} - \pi_i) .
 
 All need the same exponentials. So the forward pass computes them once, for a few images at a time, and keeps the
-derivatives, which are small, instead of the logits; what is left to backward is to scale them.
+derivatives, which are small, instead of the logits; what is left to backward is to scale them. On a GPU one kernel does it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+
+from sparsum import kernels
 
 #: The logits that are there at a time, in bytes. On a CPU they stay in the cache, which makes all passes over them cheap; a
 #: GPU waits for the launches of kernels unless each has much to do (an H200 takes three times as long with 2**25).
@@ -65,7 +67,7 @@ class _Evaluated(NamedTuple):
 
     value: Tensor  # shape: (n,)
     by_features: Tensor | None  # shape: (n, n_pixels, rank)
-    by_map: Tensor | None  # shape: (n, rank + 1, n_levels), in weight and, in the last place, bias
+    by_map: Tensor | None  # shape: (n * n_parts, rank + 1, n_levels), in weight and, in the last place, bias
 
 
 class _LogLikelihood(torch.autograd.Function):
@@ -85,14 +87,28 @@ class _LogLikelihood(torch.autograd.Function):
         of_features = None if by_features is None else by_features * grad[:, None, None]
         if by_map is None:
             return of_features, None, None, None
-        of_map = torch.tensordot(grad, by_map, 1)  # shape: (rank + 1, n_levels)
+        per_part = grad.unsqueeze(1).expand(-1, len(by_map) // max(len(grad), 1)).reshape(-1)
+        of_map = torch.tensordot(per_part, by_map, 1)  # shape: (rank + 1, n_levels)
         return of_features, of_map[:-1].t(), of_map[-1], None
 
 
 def _evaluate(
     features: Tensor, weight: Tensor, bias: Tensor, x: Tensor, *, needs_features: bool, needs_map: bool
 ) -> _Evaluated:
-    """Everything in one pass, a few images at a time."""
+    """Everything in one pass."""
+    if kernels.serve(features):
+        from sparsum.kernels import _likelihood
+
+        if _likelihood.takes(features, weight):
+            values, by_features, by_map = _likelihood.evaluate(features, weight, bias, x, needs_features, needs_map)
+            return _Evaluated(values.sum(1), by_features if needs_features else None, by_map if needs_map else None)
+    return _evaluate_in_chunks(features, weight, bias, x, needs_features=needs_features, needs_map=needs_map)
+
+
+def _evaluate_in_chunks(
+    features: Tensor, weight: Tensor, bias: Tensor, x: Tensor, *, needs_features: bool, needs_map: bool
+) -> _Evaluated:
+    """In plain torch, a few images at a time."""
     (n, n_pixels, rank), n_levels = features.shape, len(bias)
     value = features.new_empty(n)
     by_features = features.new_empty(features.shape) if needs_features else None

@@ -13,6 +13,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
 import sparsum as sp
 from sparsum.experiments._experiment import AbstractExperiment, CommonArgs, Step
@@ -21,11 +22,14 @@ from sparsum.experiments._seeds import generator_for, with_seed
 from sparsum.experiments._totals import Totals
 from sparsum.experiments._zero_one import ZeroOne
 from sparsum.experiments.data import Features, Games, draw_games, load_games
+from sparsum.segments import Segments
 
 _N_EVALUATED = {"validation": 1024, "test": 10_000}
 _EVALUATED_AT_ONCE = 128
 # Blocks of this many images stay in the cache of a CPU, and their memory is used again: four times as fast as all at once.
 _MAPPED_AT_ONCE = 8
+# On a GPU, games in which more than one in so many symbols has mass multiply all of them.
+_MANY = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +125,8 @@ class Receiver(torch.nn.Module):
         row: Tensor,  # shape: (n,), the game of each, sorted
     ) -> Tensor:
         """The log-probability of each image of a symbol's game: (n, n_images)."""
+        if row.is_cuda:
+            return self._products(embedded, z, row).log_softmax(-1)
         # The symbols of a game, padded to as many as any game has, are multiplied at once, so that its images are read once.
         place = torch.arange(len(row), device=row.device) - torch.searchsorted(row, row)  # among those of its game
         n_games, n_places = len(embedded), int(place.max()) + 1
@@ -128,6 +134,16 @@ class Receiver(torch.nn.Module):
         padded = z.new_zeros(n_games * n_places, *z.shape[1:]).index_copy(0, slot, z)
         symbols = sp.embed(padded, self.symbol.weight).reshape(n_games, n_places, -1)
         return (symbols @ embedded.transpose(1, 2)).flatten(0, 1).index_select(0, slot).log_softmax(-1)
+
+    def _products(self, embedded: Tensor, z: Tensor, row: Tensor) -> Tensor:
+        """The products of symbols with the images of their games, (n, n_images), without waiting for a count of symbols."""
+        n_symbols = len(self.symbol.weight)
+        if z.ndim == 1 and len(z) * _MANY > len(embedded) * n_symbols:
+            # Much of all there is: all symbols at once cost less than as many copies of the images.
+            products = (self.symbol.weight @ embedded.transpose(1, 2)).flatten(0, 1)
+            return products.index_select(0, row * n_symbols + z)
+        images = Segments.from_row(row, len(embedded)).spread(embedded)
+        return (images @ sp.embed(z, self.symbol.weight).unsqueeze(-1)).squeeze(-1)
 
 
 class Play(NamedTuple):
@@ -144,13 +160,29 @@ class Play(NamedTuple):
         loss = -answer.gather(-1, target.unsqueeze(-1)).squeeze(-1)
         return loss, (answer.argmax(-1) == target).float()
 
-    def loss(self, z: Tensor, row: Tensor) -> Tensor:
-        """The loss of symbols in their games: (n,)."""
-        return self.outcome(z, row)[0]
-
     def success(self) -> Tensor:
         """Whether the sender's most probable symbol is understood, one measure for all methods: (n_games,)."""
         return self.outcome(self.scores.argmax(-1), torch.arange(len(self.target), device=self.target.device))[1]
+
+
+class _Rights:
+    """Which symbols were understood when their losses were computed, so that the receiver is not asked again."""
+
+    def kept_by(self, play: Play) -> Callable[[Tensor, Tensor], Tensor]:
+        """The loss of symbols in their games, which keeps what else it finds."""
+
+        def loss(z: Tensor, row: Tensor) -> Tensor:
+            values, self.is_right = play.outcome(z, row)
+            return values
+
+        return loss
+
+    def expected(self, pi: Distribution) -> Tensor:
+        """The probability that a symbol drawn by the sender is understood: (n_games,)."""
+        if isinstance(pi, sp.SparseDistribution):
+            expected: Tensor = pi.expect(lambda z, row: self.is_right)
+            return expected
+        return (pi.mean * self.is_right.reshape(pi.mean.shape)).sum(-1)  # all symbols of a game, one after the other
 
 
 class Model(torch.nn.Module):
@@ -175,22 +207,22 @@ class Model(torch.nn.Module):
 
     def forward(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> Step:
         """The loss of a step."""
-        play = self.play(batch)
-        estimate = self._estimate(play, generator)
+        play, rights = self.play(batch), _Rights()
+        estimate = self._estimate(play, rights, generator)
         entropy = estimate.distribution.entropy()
         terms = {"loss": estimate.value, "entropy": entropy.detach()}
         with torch.no_grad():
             terms["success"] = play.success()
             if isinstance(self.estimator, sp.estimators.Sparse | sp.estimators.Dense):
-                _, terms["expected_success"] = self.distribution(play).expect(play.outcome)
+                terms["expected_success"] = rights.expected(estimate.distribution)
         objective = (estimate.surrogate - self.entropy * entropy).mean()
         return Step(objective, {name: value.mean() for name, value in terms.items()}, estimate.calls)
 
-    def _estimate(self, play: Play, generator: torch.Generator) -> sp.estimators.Estimate:
+    def _estimate(self, play: Play, rights: _Rights, generator: torch.Generator) -> sp.estimators.Estimate:
         if isinstance(self.estimator, ZeroOne):
             return self.estimator(play.scores, play.answer, play.target, generator)
         symbols = sp.OneOf(play.scores.shape[-1])
-        return self.estimator(play.scores, symbols, play.loss, context=play.seen, generator=generator)
+        return self.estimator(play.scores, symbols, rights.kept_by(play), context=play.seen, generator=generator)
 
     def distribution(self, play: Play) -> sp.SparseDistribution:
         """The sender's choice pi, over all symbols that have mass."""

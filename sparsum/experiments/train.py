@@ -8,19 +8,19 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from sparsum.experiments._experiment import AbstractExperiment, Step
 from sparsum.experiments._record import DivergedError, Record
-from sparsum.experiments._seeds import generator_for
+from sparsum.experiments._seeds import generator_for, seed_for
+from sparsum.experiments._steps import steps_for
 from sparsum.experiments.runs import RunFolder
 from sparsum.structures._bad_rows import NoDistribution
 
@@ -84,7 +84,7 @@ class Training:
         self.experiment, self.folder, self.fabric, self.watcher = experiment, folder, fabric, watcher
         self.checkpoint_seconds = checkpoint_seconds
         self.place = _Place()
-        self.model, self.optimiser = fabric.setup(experiment.model, experiment.optimiser())
+        self.steps = steps_for(experiment, fabric)
         self.record = self._new_record()
         self._noise: torch.Tensor | None = None  # the state of the generator in the middle of an epoch
         self._saved_at = self._looked_at = time.monotonic()
@@ -109,7 +109,8 @@ class Training:
             SummaryWriter(str(self.folder.path / "tensorboard"), purge_step=self.place.epoch) as writer,
         ):
             while self.place.epoch < self.experiment.args.epochs:
-                self._train_epoch(requests)
+                with self.steps.epoch():
+                    self._train_epoch(requests)
                 line = self._end_epoch()
                 _write_scalars(writer, line)
         return self.folder.metrics()
@@ -124,20 +125,15 @@ class Training:
     def _train_epoch(self, requests: list[int]) -> None:
         """The steps of an epoch that are left."""
         experiment, place = self.experiment, self.place
-        generator = generator_for(self.fabric.device, experiment.args.seed, "epoch", place.epoch)
+        generator = self.steps.generator.manual_seed(seed_for(experiment.args.seed, "epoch", place.epoch))
         order = experiment.start_epoch(generator)
         if self._noise is not None:
             generator.set_state(self._noise.cpu())
             self._noise = None
-        self.model.train()
+        self.steps.model.train()
         begin = time.monotonic() - place.epoch_seconds
         for i in range(place.step, experiment.n_steps):
-            batch = experiment.batch(order, i, generator)
-            step = self._forward(batch, generator)
-            self.optimiser.zero_grad(set_to_none=True)
-            self.fabric.backward(step.objective)
-            self.optimiser.step()
-            self.record.add(i, step)
+            self.record.add(i, self._step(order, i))
             place.step, place.epoch_seconds = i + 1, time.monotonic() - begin
             self._look(generator, is_stopping=bool(requests))
         self._check()
@@ -145,13 +141,12 @@ class Training:
             torch.cuda.synchronize(self.fabric.device)
         place.epoch_seconds = time.monotonic() - begin
 
-    def _forward(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> Step:
-        """The model's step; where it has diverged, estimators refuse its scores before there is a loss."""
+    def _step(self, order: torch.Tensor, i: int) -> Step:
+        """A step; where the model has diverged, estimators refuse its scores before there is a loss."""
         try:
-            step: Step = self.model(batch, generator)
+            return self.steps.take(order, i)
         except NoDistribution as error:
             self._raise_diverged(f"at step {self._n_steps_done() + 1} the scores are no numbers any more: {error}")
-        return step
 
     def _look(self, generator: torch.Generator, *, is_stopping: bool) -> None:
         """Now and then, tell how it goes, see that all is well, and save."""
@@ -246,7 +241,7 @@ class Training:
                 self._raise_diverged(f"after step {self._n_steps_done()} the weights {name} are no numbers any more")
         state: dict[str, Any] = {
             "model": self.experiment.model.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
+            "optimiser": self.steps.optimiser.state_dict(),
             "place": vars(self.place),
         }
         if generator is not None:
@@ -256,7 +251,9 @@ class Training:
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.experiment.model.load_state_dict(state["model"])
-        self.optimiser.load_state_dict(state["optimiser"])
+        self.steps.optimiser.load_state_dict(state["optimiser"])
+        for group in self.steps.optimiser.param_groups:  # it may come from another device
+            group["capturable"] = self.fabric.device.type == "cuda"
         self.place = _Place(**state["place"])
         if "record" in state:
             self.record.restore(state["record"])

@@ -8,11 +8,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from sparsum.experiments._files import write_bytes
+from sparsum.experiments.sweep._mps import sharing_gpu
 from sparsum.experiments.sweep._plan import PlannedRun
 from sparsum.experiments.sweep._process import n_threads_of, reason_of, start_process
 from sparsum.experiments.sweep._state import State, check_plan, failure_file, state_of
@@ -89,26 +90,36 @@ def sweep(
     check_plan(plan)
     entries = [Entry(run, Phase.FINISHED if state_of(run) is State.FINISHED else Phase.WAITING) for run in plan]
     try:
-        with _terminating_as_interrupt():
-            while any(entry.phase in {Phase.WAITING, Phase.RUNNING} for entry in entries):
-                _start(entries, jobs)
-                watcher.look(entries)
-                time.sleep(_LOOK_SECONDS)
-                _collect(entries, watcher)
+        with (
+            _terminating_as_interrupt(),
+            sharing_gpu([e.run for e in _unfinished(entries)], jobs, watcher.say) as environment,
+        ):
+            try:
+                while _unfinished(entries):
+                    _start(entries, jobs, environment)
+                    watcher.look(entries)
+                    time.sleep(_LOOK_SECONDS)
+                    _collect(entries, watcher)
+            except KeyboardInterrupt:
+                watcher.say("stopping: the runs save where they are; once more stops at once")
+                return entries, True
+            finally:
+                _stop(entries, grace_seconds)
     except KeyboardInterrupt:
-        watcher.say("stopping: the runs save where they are; once more stops at once")
         return entries, True
-    finally:
-        _stop(entries, grace_seconds)
     return entries, False
 
 
-def _start(entries: Sequence[Entry], jobs: int) -> None:
+def _unfinished(entries: Sequence[Entry]) -> list[Entry]:
+    return [entry for entry in entries if entry.phase in {Phase.WAITING, Phase.RUNNING}]
+
+
+def _start(entries: Sequence[Entry], jobs: int, environment: Mapping[str, str]) -> None:
     """Start runs while there is a place, those that have failed once last."""
     waiting = sorted((entry for entry in entries if entry.phase is Phase.WAITING), key=lambda entry: entry.n_attempts)
     n_free = jobs - sum(entry.phase is Phase.RUNNING for entry in entries)
     for entry in waiting[: max(n_free, 0)]:
-        entry.process = start_process(entry.run, n_threads_of(jobs))
+        entry.process = start_process(entry.run, n_threads_of(jobs), environment)
         entry.phase, entry.began_at = Phase.RUNNING, time.time()
         entry.n_attempts += 1
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 
 from sparsum.experiments.sweep._plan import PlannedRun
 from sparsum.experiments.sweep._state import failure_file, log_file
@@ -29,19 +30,19 @@ def command_of(run: PlannedRun) -> list[str]:
     return [sys.executable, "-m", "sparsum.experiments.sweep._child", str(run.folder), *run.arguments()]
 
 
-def start_process(run: PlannedRun, n_threads: int) -> subprocess.Popen[bytes]:
+def start_process(run: PlannedRun, n_threads: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """A process that makes a run; it has a group of its own, so that Ctrl-C reaches the sweep alone.
 
-    Its standard input is a pipe by which it notices the end of this process: see `sparsum.experiments.sweep._child`.
+    ``environment`` is added to that of this process. The standard input is a pipe by which it notices the end of this process: see `sparsum.experiments.sweep._child`.
     """
     run.folder.mkdir(parents=True, exist_ok=True)
     failure_file(run).unlink(missing_ok=True)
     with log_file(run).open("ab") as log:
         log.write(f"{_HEADER}{time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
         log.flush()
-        environment = os.environ | {"OMP_NUM_THREADS": str(n_threads)}
+        whole = os.environ | {"OMP_NUM_THREADS": str(n_threads)} | dict(environment)
         return subprocess.Popen(
-            command_of(run), stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=environment, process_group=0
+            command_of(run), stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=whole, process_group=0
         )
 
 

@@ -1,0 +1,95 @@
+"""Recorded training steps: on a GPU they do what steps do that are taken one by one."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from lightning_fabric import Fabric
+
+from sparsum.experiments import bitvector_vae, signal_game, ssvae
+from sparsum.experiments._experiment import AbstractExperiment
+from sparsum.experiments._steps import RecordedSteps, Steps, padded_size, steps_for
+from sparsum.experiments.registry import make_args, make_experiment
+
+CASES = [
+    (name, method)
+    for name, kind in (
+        ("ssvae", ssvae.SemisupervisedVAE),
+        ("signal-game", signal_game.SignalGame),
+        ("bitvector-vae", bitvector_vae.BitvectorVAE),
+    )
+    for method in kind.methods
+]
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="records on a GPU alone")
+
+
+def experiment_of(name: str, method: str, device: str) -> AbstractExperiment:
+    options = {"data": "digits", "device": device, "batch_size": 16}
+    if name == "bitvector-vae" and method in {"dense", "sparse", "entmax15"}:
+        options["bits"] = 5
+    return make_experiment(name, make_args(name, method, options), torch.device(device))
+
+
+def objectives(steps: Steps, n: int) -> torch.Tensor:
+    order = steps.experiment.start_epoch(steps.generator.manual_seed(0))
+    with steps.epoch():
+        return torch.stack([steps.take(order, i).objective.clone() for i in range(n)])
+
+
+@pytest.mark.parametrize("most", [1, 63, 64, 100, 16384])
+def test_padded_sizes_are_few_and_not_much_larger(most: int) -> None:
+    sizes = [padded_size(n, most) for n in range(1, most + 1)]
+    assert all(n <= size <= min(max(64, 1.25 * n), most) or size == min(64, most) for n, size in enumerate(sizes, 1))
+    assert sizes == sorted(sizes)
+    assert len(set(sizes)) <= 4 * 8 + 2
+
+
+def test_steps_on_a_cpu_are_not_recorded() -> None:
+    steps = steps_for(experiment_of("ssvae", "sparse", "cpu"), Fabric(accelerator="cpu", devices=1))
+    assert type(steps) is Steps
+    assert objectives(steps, 2).isfinite().all()
+
+
+@needs_gpu
+@pytest.mark.parametrize(("name", "method"), CASES)
+def test_recorded_steps_go_where_others_go(name: str, method: str) -> None:
+    recorded_experiment, plain_experiment = (experiment_of(name, method, "cuda") for _ in range(2))
+    plain_experiment.model.load_state_dict(copy.deepcopy(recorded_experiment.model.state_dict()))
+    fabric = Fabric(accelerator="cuda", devices=1)
+    recorded = steps_for(recorded_experiment, fabric)
+    assert isinstance(recorded, RecordedSteps)
+    found = objectives(recorded, 12)
+    assert recorded._recorded, "nothing was recorded"
+    # Noise within the loss depends on the padding, so it is compared where there is none.
+    if name != "ssvae" or method not in {"sparse", "entmax15"}:
+        torch.testing.assert_close(found, objectives(Steps(plain_experiment, fabric), 12), rtol=1e-3, atol=1e-3)
+    assert torch.equal(found, objectives_again(name, method, recorded_experiment, fabric)), "the same seed, another result"
+
+
+def objectives_again(name: str, method: str, other: AbstractExperiment, fabric: Fabric) -> torch.Tensor:
+    return objectives(steps_for(experiment_of(name, method, "cuda"), fabric), 12)
+
+
+@needs_gpu
+@pytest.mark.parametrize(("name", "method"), CASES)
+def test_a_step_waits_at_most_once(name: str, method: str) -> None:
+    """For the size of the support: what torch's own debug mode counts."""
+    steps = steps_for(experiment_of(name, method, "cuda"), Fabric(accelerator="cuda", devices=1))
+    objectives(steps, 12)
+    order = steps.experiment.start_epoch(steps.generator.manual_seed(0))
+    with steps.epoch(), warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            for i in range(4):
+                steps.take(order, i)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    n_waits = sum("synchroniz" in str(warning.message) for warning in seen)
+    # A step of other sizes than the one before looks twice.
+    assert n_waits <= 8
+    if method in {"sfe", "sfe-plus", "nvil", "gumbel", "st-gumbel", "sum-and-sample", "sfe-01", "sfe-plus-01"}:
+        assert n_waits == 0

@@ -1,0 +1,97 @@
+"""Distributions whose packed atoms are padded, so that steps of training can be recorded, are the same distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import sparsum as sp
+from sparsum.segments import reading_sizes
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+Make = Callable[[Tensor], sp.SparseDistribution]
+MAKES: dict[str, tuple[Make, int]] = {
+    "from_dense": (lambda t: sp.SparseDistribution.from_dense(sp.sparsemax(t)), 9),
+    "sparsemap, one of n": (lambda t: sp.sparsemap(t, sp.OneOf(9)), 9),
+    "sparsemap, bits, nested": (lambda t: sp.sparsemap(t, sp.Bits(6)), 6),
+    "sparsemap, bits, systematic": (lambda t: sp.sparsemap(t, sp.Bits(6), solver=sp.solvers.Systematic()), 6),
+    "sparsemap, budget": (lambda t: sp.sparsemap(t, sp.Budget(6, 2)), 6),
+    "sparsemap, subset": (lambda t: sp.sparsemap(t, sp.Subset(6, 2)), 6),
+    "top-k": (lambda t: sp.topk_sparsemax(t, sp.Bits(6), 5), 6),
+}
+
+
+def add_seven(sizes: Tensor, most: int) -> list[int]:
+    """A reader that asks for more than there is, as one does that rounds up."""
+    n, *others = sizes.tolist()
+    assert n <= most
+    return [n + 7, *others]
+
+
+def scores(n: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(5, n, generator=generator, dtype=torch.float64).to(DEVICE).requires_grad_()
+
+
+def measures(q: sp.SparseDistribution) -> dict[str, Tensor]:
+    weight = torch.linspace(1, 2, q.atoms[:1].numel(), device=DEVICE, dtype=torch.float64)
+
+    def loss(z: Tensor, row: Tensor) -> Tensor:
+        return (z.reshape(len(row), -1) * weight).sum(-1).sin() * (1 + row)
+
+    assert isinstance(q.mean, Tensor)
+    return {
+        "expectation": q.expect(loss),
+        "entropy": q.entropy(),
+        "mean": q.mean,
+        "mode": q.mode.double(),
+        "log_prob of the mode": q.log_prob(q.mode),
+        "atoms per row": q.n_atoms_per_row.double(),
+        "is_exact": q.is_exact.double(),
+    }
+
+
+@pytest.mark.parametrize("name", MAKES)
+def test_padding_changes_no_value_and_no_gradient(name: str) -> None:
+    make, n = MAKES[name]
+    t = scores(n)
+    plain = make(t)
+    with reading_sizes(add_seven):
+        padded = make(t)
+        found = measures(padded)
+    assert len(padded.atoms) == len(plain.atoms) + 7
+    assert torch.equal(padded.probs[-7:], torch.zeros(7, dtype=torch.float64, device=DEVICE))
+    assert torch.equal(padded.row[-7:], torch.full((7,), 4, device=DEVICE))
+    for (key, value), wanted in zip(found.items(), measures(plain).values(), strict=True):
+        torch.testing.assert_close(value, wanted, msg=key)
+        if value.requires_grad:
+            ours, theirs = (torch.autograd.grad(each.square().sum(), t, retain_graph=True)[0] for each in (value, wanted))
+            torch.testing.assert_close(ours, theirs, msg=key)
+
+
+@pytest.mark.parametrize("estimator", [sp.estimators.Dense(), sp.estimators.Sparse(), sp.estimators.Sparse(1.5)])
+def test_estimators_pad_what_is_forbidden_away(estimator: sp.estimators.AbstractEstimator) -> None:
+    """Forbidden categories make fewer atoms than all, so that padding has room in Dense as well."""
+    t = scores(9)
+    masked = t.masked_fill(torch.arange(9, device=DEVICE) > 6, -torch.inf)
+
+    def loss(z: Tensor, row: Tensor) -> Tensor:
+        return (z.double() + row).cos()
+
+    plain = estimator(masked, sp.OneOf(9), loss)
+    with reading_sizes(lambda sizes, most: [min(sizes.tolist()[0] + 4, most), *sizes.tolist()[1:]]):
+        padded = estimator(masked, sp.OneOf(9), loss)
+    torch.testing.assert_close(padded.value, plain.value)
+    assert torch.equal(padded.calls, plain.calls)
+    ours, theirs = (torch.autograd.grad(each.surrogate.sum(), t, retain_graph=True)[0] for each in (padded, plain))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_reader_is_gone_afterwards() -> None:
+    with pytest.raises(ZeroDivisionError), reading_sizes(add_seven):
+        _ = 1 / 0
+    assert sp.sparsemap(scores(9), sp.OneOf(9)).probs[-1] > 0
