@@ -66,11 +66,20 @@ def test_recorded_steps_go_where_others_go(name: str, method: str) -> None:
     # Noise within the loss depends on the padding, so it is compared where there is none.
     if name != "ssvae" or method not in {"sparse", "entmax15"}:
         torch.testing.assert_close(found, objectives(Steps(plain_experiment, fabric), 12), rtol=1e-3, atol=1e-3)
-    assert torch.equal(found, objectives_again(name, method, recorded_experiment, fabric)), "the same seed, another result"
+    again = objectives(steps_for(experiment_of(name, method, "cuda"), fabric), 12)
+    assert torch.equal(found, again), "the same seed, another result"
 
 
-def objectives_again(name: str, method: str, other: AbstractExperiment, fabric: Fabric) -> torch.Tensor:
-    return objectives(steps_for(experiment_of(name, method, "cuda"), fabric), 12)
+@needs_gpu
+@pytest.mark.parametrize(("name", "method"), [("ssvae", "sparse"), ("signal-game", "nvil"), ("bitvector-vae", "topk")])
+def test_steps_go_on_from_a_checkpoint_to_the_last_bit(name: str, method: str) -> None:
+    """A new process has nothing recorded yet, and takes its first steps one by one."""
+    fabric = Fabric(accelerator="cuda", devices=1)
+    steps, later = (steps_for(experiment_of(name, method, "cuda"), fabric) for _ in range(2))
+    objectives(steps, 10)
+    later.experiment.model.load_state_dict(steps.experiment.model.state_dict())
+    later.optimiser.load_state_dict(copy.deepcopy(steps.optimiser.state_dict()))
+    assert torch.equal(objectives(steps, 10), objectives(later, 10))
 
 
 @needs_gpu

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import torch
 from lightning_fabric import Fabric
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu._table import Line
@@ -83,5 +84,5 @@ def _kernels(steps: Steps) -> tuple[int, float]:
     """How many kernels a step has, and how many milliseconds they run."""
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         take(steps, 1)
-    events = [event for event in recorded.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    events = [event for event in recorded.events() if event.device_type == DeviceType.CUDA]
     return len(events), sum(event.device_time for event in events) / 1e3

@@ -33,7 +33,8 @@ def command_of(run: PlannedRun) -> list[str]:
 def start_process(run: PlannedRun, n_threads: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """A process that makes a run; it has a group of its own, so that Ctrl-C reaches the sweep alone.
 
-    ``environment`` is added to that of this process. The standard input is a pipe by which it notices the end of this process: see `sparsum.experiments.sweep._child`.
+    Its standard input is a pipe by which it notices the end of this process: see `sparsum.experiments.sweep._child`. Its
+    environment is that of this process, and ``environment`` added to it.
     """
     run.folder.mkdir(parents=True, exist_ok=True)
     failure_file(run).unlink(missing_ok=True)
