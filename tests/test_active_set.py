@@ -14,8 +14,8 @@ from scipy.optimize import minimize
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from sparsum.segments import Segments
-from sparsum.solvers import NotConverged, Solution, _kkt
+from sparsum.segments import Segments, reading_sizes
+from sparsum.solvers import NotConverged, Solution, _kkt, _loop
 from sparsum.solvers._active_set import ActiveSet
 from sparsum.structures import AbstractStructure
 from sparsum.structures._parts import flatten_parts, unflatten_parts
@@ -490,6 +490,73 @@ def test_independent_atoms() -> None:
     is_active = torch.tensor([[True, True, True, True, True, True]])
     gram = _kkt.lifted_gram(points, torch.ones(2, dtype=torch.float64), is_active)
     assert _kkt.independent(gram, is_active).tolist() == [[True, True, False, False, True, False]]
+
+
+def lazily(monkeypatch: pytest.MonkeyPatch, scores: Any, structure: Any, **options: Any) -> tuple[Solution, Solution]:
+    """Solutions without and with a look at the rows at each step, of which each is checked."""
+    results = []
+    for is_lazy in (True, False):
+        monkeypatch.setattr(_loop, "is_lazy", lambda atoms, is_lazy=is_lazy: is_lazy)
+        results.append(ActiveSet(**options).solve(scores, structure))
+    return results[0], results[1]
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("kind", ["normal", "ties", "large"])
+def test_lazy_steps_are_the_same(monkeypatch: pytest.MonkeyPatch, name: str, kind: str) -> None:
+    structure = SMALL[name]
+    scores = scores_for(structure, 20, 4.0 if kind == "large" else 1.0)
+    if kind == "ties":
+        scores = tuple(part.round() for part in scores) if isinstance(scores, tuple) else scores.round()
+    lazy, eager = lazily(monkeypatch, scores, structure)
+    check(lazy, structure, scores)
+    assert torch.equal(lazy.atoms, eager.atoms)
+    assert torch.equal(lazy.steps, eager.steps)
+    torch.testing.assert_close(lazy.probs, eager.probs, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("most", [128, 64, 20])
+def test_lazy_steps_over_many_bits(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    structure, scores = SomeBits(128, most), normal(8, 128)
+    lazy, eager = lazily(monkeypatch, scores, structure)
+    check(lazy, structure, scores)
+    assert torch.equal(lazy.atoms, eager.atoms)
+    assert torch.equal(lazy.steps, eager.steps)
+    few, same = lazily(monkeypatch, scores, structure, max_steps=7, strict=False)
+    assert torch.equal(few.atoms, same.atoms)
+    assert few.outcome == same.outcome
+
+
+@pytest.mark.parametrize("distance", [1e-3, 1e-5, 1e-6, 1e-7, 1e-8, 1e-10, 0.0])
+def test_lazy_steps_where_atoms_nearly_depend(monkeypatch: pytest.MonkeyPatch, distance: float) -> None:
+    points = normal(6, 5)
+    structure = Listed(torch.cat([points] + [points + distance * normal(6, 5, seed=seed) for seed in range(1, 7)]))
+    scores = torch.cat([scale * normal(16, 5, seed=7) for scale in (0.3, 1.0, 3.0)])
+    lazy, _ = lazily(monkeypatch, scores, structure)
+    check(lazy, structure, scores)
+
+
+def test_padded_sizes() -> None:
+    structure, scores = SomeBits(12, 5), normal(6, 12).requires_grad_()
+    plain = ActiveSet().solve(scores, structure)
+    n = len(plain.probs)
+
+    def roomy(sizes: Tensor, most: int) -> list[int]:
+        first, *others = sizes.tolist()
+        assert first <= most
+        return [first + 5, *others]
+
+    with reading_sizes(roomy):
+        padded = ActiveSet().solve(scores, structure)
+    assert len(padded.probs) == len(padded.atoms) == len(padded.segments.row) == n + 5
+    assert torch.equal(padded.atoms[:n], plain.atoms)
+    assert torch.equal(padded.segments.lengths, plain.segments.lengths)
+    assert bool((padded.segments.row[n:] == 5).all())
+    assert not padded.probs[n:].any()
+    members = structure.members()
+    assert all(bool((members == atom).all(-1).any()) for atom in padded.atoms[n:])
+    gradients = [torch.autograd.grad(solution.probs.exp().sum(), scores)[0] for solution in (plain, padded)]
+    torch.testing.assert_close(gradients[1], gradients[0])
 
 
 def test_segments_cover_all_rows() -> None:

@@ -47,10 +47,12 @@ def games(monkeypatch: pytest.MonkeyPatch) -> Games:
 def train(experiment: SignalGame, n_steps: int, seed: int = 0) -> list[Step]:
     """Some steps, as the training loop makes them."""
     optimiser, generator = experiment.optimiser(), torch.Generator().manual_seed(seed)
-    order, steps = experiment.start_epoch(generator), []
+    steps: list[Step] = []
     experiment.model.train()
     for i in range(n_steps):
-        step = experiment.model(experiment.batch(order, i, generator), generator)
+        if i % experiment.n_steps == 0:
+            order = experiment.start_epoch(generator)
+        step = experiment.model(experiment.batch(order, i % experiment.n_steps, generator), generator)
         optimiser.zero_grad()
         step.objective.backward()
         optimiser.step()
@@ -67,8 +69,8 @@ def test_networks_have_the_sizes_of_the_paper() -> None:
     model = Model(Args(method="nvil"), 4096)
     assert shapes_of(model.sender) == {
         "image.weight": (256, 4096),
-        "coordinate.0.weight": (512, 1),
-        "coordinate.2.weight": (1, 512),
+        "coordinate.inner.weight": (512, 1),
+        "coordinate.outer.weight": (1, 512),
         "symbol.weight": (256, 256),
     }
     assert shapes_of(model.receiver) == {"image.weight": (256, 4096), "symbol.weight": (256, 256)}

@@ -71,15 +71,15 @@ def _run() -> None:
     experiment.model.train()
     order = experiment.start_epoch(steps.generator.manual_seed(0))
     with steps.epoch():
-        for _ in range(_WARM_STEPS):
-            steps.take(order, 0)
+        for i in range(_WARM_STEPS):
+            steps.take(order, i % experiment.n_steps)
         torch.cuda.current_stream().synchronize()
         print("ready", flush=True)
         sys.stdin.readline()
         times, begin = [], time.perf_counter()
         while time.perf_counter() - begin < _SECONDS:
             start = time.perf_counter()
-            steps.take(order, 0)
+            steps.take(order, len(times) % experiment.n_steps)
             torch.cuda.current_stream().synchronize()
             times.append(1e3 * (time.perf_counter() - start))
     print(statistics.median(times), flush=True)

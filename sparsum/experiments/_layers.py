@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from sparsum import kernels
+
+# Blocks of this many rows stay in the cache of a CPU, and their memory is used again: four times as fast as all at once.
+_MAPPED_AT_ONCE = 8
 
 
 def perceptron(*sizes: int) -> torch.nn.Sequential:
@@ -13,6 +21,56 @@ def perceptron(*sizes: int) -> torch.nn.Sequential:
     for before, after in itertools.pairwise(sizes):
         layers += [torch.nn.Linear(before, after), torch.nn.ReLU()]
     return torch.nn.Sequential(*layers[:-1])
+
+
+class ScalarMap(torch.nn.Module):
+    r"""A network from one number to one number, the same for all: :math:`h = \sigma(v^\top \sigma(w x))`.
+
+    On a GPU the hidden units of all numbers are never in memory.
+
+    Args:
+        n_hidden: how many units it has.
+    """
+
+    def __init__(self, n_hidden: int) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(1, n_hidden, bias=False)
+        self.outer = torch.nn.Linear(n_hidden, 1, bias=False)
+
+    def forward(
+        self,
+        x: Tensor,  # shape: (n, *rest)
+    ) -> Tensor:
+        """Each number mapped, in the shape of ``x``."""
+        if kernels.serve(x) and x.dtype == self.inner.weight.dtype == torch.float32:
+            mapped: Tensor = _Mapped.apply(x.contiguous(), self.inner.weight.reshape(-1), self.outer.weight.reshape(-1))
+            return mapped
+        blocks = x.split(_MAPPED_AT_ONCE) if x.device.type == "cpu" else (x,)
+        return torch.cat([self._whole(block) for block in blocks])
+
+    def _whole(self, x: Tensor) -> Tensor:
+        mapped: Tensor = self.outer(self.inner(x.unsqueeze(-1)).sigmoid()).sigmoid()
+        return mapped.squeeze(-1)
+
+
+class _Mapped(torch.autograd.Function):
+    """`ScalarMap` by kernels that compute the hidden units again for the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, inner: Tensor, outer: Tensor) -> Tensor:
+        from sparsum.kernels import _scalar_map
+
+        ctx.save_for_backward(x, inner, outer)
+        mapped: Tensor = _scalar_map.forward(x, inner, outer)
+        return mapped
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        from sparsum.kernels import _scalar_map
+
+        of_x, of_inner, of_outer = _scalar_map.backward(*ctx.saved_tensors, grad.contiguous())
+        return of_x, of_inner, of_outer
 
 
 def adam(model: torch.nn.Module, lr: float, weight_decay: float = 0.0) -> torch.optim.Adam:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from sparsum.solvers import _kkt
-from sparsum.solvers._problem import GRID, Packed, Problem, violation
+from sparsum.solvers._problem import GRID, NEGLIGIBLE, Packed, Problem, violation
 
 #: Steps from one correction of the targets to the next.
-_CORRECT_EVERY = 4
+CORRECT_EVERY = 4
 #: A correction of the target above this says that the inverse is spoilt.
 _LOST = 1e-6
 #: An atom whose squared distance to the hull of the others is below this share of its size spoils the inverse by leaving.
-_NEARLY_DEPENDENT = 1e-6
+NEARLY_DEPENDENT = 1e-6
 #: An atom whose squared distance to the hull is below this share of that to the mean, or below the second, lies in the hull.
 _DEPENDENT, _NO_DISTANCE = 1e-13, 1e-22
 #: A target above minus this is not negative, but 0: rounding does not choose which atoms to drop.
-_ZERO = 1e-14
-#: Probabilities below this are dropped in the end.
-NEGLIGIBLE = 1e-12
+ZERO = 1e-14
 #: What a row consists of: these tensors lose the rows that are done.
 _PER_ROW = (
     "ids",
@@ -37,12 +37,22 @@ _PER_ROW = (
 )
 
 
-def _first_hit(
+def first_hit(
     length: Tensor,  # shape: (n_rows, n_slots), after which each coordinate is 0
 ) -> tuple[Tensor, Tensor]:
     """The least of each row, and the first slot that has it up to rounding."""
     least = length.amin(-1)
-    return least, (length <= (least * (1 + 1e-10) + _ZERO).unsqueeze(-1)).to(torch.uint8).argmax(-1)
+    return least, (length <= (least * (1 + 1e-10) + ZERO).unsqueeze(-1)).to(torch.uint8).argmax(-1)
+
+
+class Direction(NamedTuple):
+    """A direction along which the targets move when the atoms in `ActiveRows.slot` are added."""
+
+    direction: Tensor  # shape: (n_rows, n_slots), v
+    moved: Tensor  # shape: (n_rows, n_parts), A v
+    distance: Tensor  # shape: (n_rows,), the squared distance of the atom to the hull of the others
+    ascent: Tensor  # shape: (n_rows,), the slope of the objective
+    is_dependent: Tensor  # shape: (n_rows,), whether the atom lies in the hull, up to rounding
 
 
 class ActiveRows:
@@ -86,20 +96,23 @@ class ActiveRows:
         self.is_done = torch.zeros_like(ids, dtype=torch.bool)
         self.slot = torch.zeros_like(ids)
         self.n_steps, self.n_used, self.n_done = 0, n_slots, 0
-        self._restart(self.every)
-        self._settle()
+        self.restart(self.every)
+        self.settle()
 
     def step(self) -> None:
         """Add an atom to every row that is not done, and drop those whose probability hits 0 on the way to the target."""
         self.n_steps += 1
-        if self.n_steps % _CORRECT_EVERY == 0:
-            self._correct()
+        if self.n_steps % CORRECT_EVERY == 0:
+            is_lost = self.correct(~self.is_done)
+            if bool(is_lost.any()):
+                self.restart(is_lost.nonzero().squeeze(-1))
+                self.settle()
         residual = self.problem.residual(self.mean)
         difference = self._ask(residual)
         self.n_done = int(self.is_done.sum())
         if self.n_done < len(self.ids):
             self._add(residual, difference)
-            self._settle()
+            self.settle()
 
     def _ask(
         self,
@@ -117,7 +130,7 @@ class ActiveRows:
         if self.n_done:
             asked = (~self.is_done).nonzero().squeeze(-1)
             problem, mean, residual = self.problem.select(asked), self.mean[asked], residual[asked]
-        atoms = problem.best(torch.round(residual / GRID) * GRID if self.is_snapped else residual)
+        atoms = self.best(problem, residual)
         vectors = problem.vectors(atoms)
         gap, resolution = violation(vectors, mean, residual)
         self.is_done[asked] |= (gap <= resolution.clamp_min(self.tolerance) / 2) | (self.steps[asked] >= self.max_steps)
@@ -129,35 +142,60 @@ class ActiveRows:
             return vectors - mean
         return torch.zeros_like(self.mean).index_copy_(0, asked, vectors - mean)
 
+    def best(self, problem: Problem, residual: Tensor) -> Tensor:
+        """The oracle's answer for some rows."""
+        return problem.best(torch.round(residual / GRID) * GRID if self.is_snapped else residual)
+
     def _add(
         self,
         residual: Tensor,  # shape: (n_rows, n_parts)
         difference: Tensor,  # shape: (n_rows, n_parts), of the atom's vector to the mean
     ) -> None:
         """Add the atoms in `slot`."""
-        weight, slot, is_adding = self.problem.weight, self.slot.unsqueeze(-1), ~self.is_done
-        weighted = difference * weight
-        gradient = _kkt.apply(self.vectors, weighted)
-        gradient -= (weighted * (self.mean - self.origin)).sum(-1, keepdim=True)
-        direction = (self.target + _kkt.apply(self.inverse, gradient)).scatter_(1, slot, -1.0)
-        moved = _kkt.apply_transposed(self.vectors, direction)
-        distance, ascent = torch.mv(moved.square(), weight), -(residual * moved).sum(-1)
-        is_dependent = is_adding & (distance <= _DEPENDENT * (difference * weighted).sum(-1) + _NO_DISTANCE)
+        is_adding, along = ~self.is_done, self.direction(residual, difference)
+        is_dependent = is_adding & along.is_dependent
         self.steps += is_adding
         if bool(is_dependent.any()):
-            is_adding &= ~self._exchange(is_dependent, direction, moved, ascent / distance)
-        if self.n_done or not bool(is_adding.all()):
-            direction *= is_adding.unsqueeze(-1)
-            distance.masked_fill_(~is_adding, torch.inf)
+            is_adding &= ~self._exchange(is_dependent, along)
+        self.move(along, None if not self.n_done and bool(is_adding.all()) else is_adding)
+
+    def direction(
+        self,
+        residual: Tensor,  # shape: (n_rows, n_parts)
+        difference: Tensor,  # shape: (n_rows, n_parts), of the atom's vector to the mean
+    ) -> Direction:
+        """Where the atoms in `slot` lead."""
+        weight, weighted = self.problem.weight, difference * self.problem.weight
+        gradient = _kkt.apply(self.vectors, weighted)
+        gradient -= (weighted * (self.mean - self.origin)).sum(-1, keepdim=True)
+        direction = (self.target + _kkt.apply(self.inverse, gradient)).scatter_(1, self.slot.unsqueeze(-1), -1.0)
+        moved = _kkt.apply_transposed(self.vectors, direction)
+        distance = torch.mv(moved.square(), weight)
+        is_dependent = distance <= _DEPENDENT * (difference * weighted).sum(-1) + _NO_DISTANCE
+        return Direction(direction, moved, distance, -(residual * moved).sum(-1), is_dependent)
+
+    def move(
+        self,
+        along: Direction,
+        is_adding: Tensor | None,  # shape: (n_rows,), or None for all
+    ) -> None:
+        """Move the targets of some rows to the best point along a direction, which adds the atoms in `slot`."""
+        direction, moved, distance, ascent, _ = along
+        slot = self.slot.unsqueeze(-1)
+        if is_adding is None:
+            self.is_active.scatter_(1, slot, True)
+        else:
+            direction = direction * is_adding.unsqueeze(-1)
+            distance = distance.masked_fill(~is_adding, torch.inf)
+            self.is_active.scatter_(1, slot, self.is_active.gather(1, slot) | is_adding.unsqueeze(-1))
         length = (ascent / distance).unsqueeze(-1)
         self.target.addcmul_(length, direction, value=-1)
         self.mean.addcmul_(length, moved, value=-1)
         self.inverse.addcmul_(direction.unsqueeze(-1), (direction / distance.unsqueeze(-1)).unsqueeze(-2))
-        self.is_active.scatter_(1, slot, self.is_active.gather(1, slot) | is_adding.unsqueeze(-1))
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Go to the target; where a coordinate hits 0 on the way, drop it and go on to the target of the others."""
-        if not bool((self.target < -_ZERO).any()):
+        if not bool((self.target < -ZERO).any()):
             self.probs = self.target.clamp_min(0)
             return
         index, slot = self._cut(self.every)
@@ -174,7 +212,7 @@ class ActiveRows:
     ) -> tuple[Tensor, Tensor]:
         """Go towards the target until a coordinate hits 0; the rows where one does, and its slot."""
         probs, target = self.probs[index], self.target[index]
-        length, slot = _first_hit(torch.where(target < -_ZERO, probs / (probs - target), torch.inf))
+        length, slot = first_hit(torch.where(target < -ZERO, probs / (probs - target), torch.inf))
         is_cut = length < 1
         self.probs[index] = (probs + length.clamp_max(1).unsqueeze(-1) * (target - probs)).clamp_min_(0)
         return index[is_cut], slot[is_cut]
@@ -197,29 +235,31 @@ class ActiveRows:
             values[index, slot] = 0
         self.steps[index] += 1
         # The inverse of a nearly dependent set is large: what is left of it after the drop is mostly rounding errors.
-        is_lost = pivot * torch.mv(self.vectors[index, slot].square(), self.problem.weight) > 1 / _NEARLY_DEPENDENT
+        is_lost = pivot * torch.mv(self.vectors[index, slot].square(), self.problem.weight) > 1 / NEARLY_DEPENDENT
         if bool(is_lost.any()):
-            self._restart(index[is_lost])
+            self.restart(index[is_lost])
 
-    def _correct(self) -> None:
-        """Move the targets by K A'r, which is 0 but for rounding, so that errors do not add up."""
+    def correct(
+        self,
+        is_meant: Tensor,  # shape: (n_rows,)
+    ) -> Tensor:
+        """Move the targets of some rows by K A'r, which is 0 but for rounding, so that errors do not add up.
+
+        Returns:
+            Which rows have lost their inverse: (n_rows,).
+        """
         residual, shift = self.problem.residual(self.mean), self.mean - self.origin
         gradient = _kkt.apply(self.vectors, residual) - (residual * shift).sum(-1, keepdim=True)
-        correction = _kkt.apply(self.inverse, gradient) * (~self.is_done).unsqueeze(-1)
+        correction = _kkt.apply(self.inverse, gradient) * is_meant.unsqueeze(-1)
         self.target += correction
         self.target /= self.target.sum(-1, keepdim=True)
         self.mean = self.origin + _kkt.apply_transposed(self.vectors, self.target)
-        is_lost = ~(correction.abs().amax(-1) <= _LOST)
-        if bool(is_lost.any()):
-            self._restart(is_lost.nonzero().squeeze(-1))
-            self._settle()
+        return ~(correction.abs().amax(-1) <= _LOST)
 
     def _exchange(
         self,
         is_dependent: Tensor,  # shape: (n_rows,)
-        direction: Tensor,  # shape: (n_rows, n_slots)
-        moved: Tensor,  # shape: (n_rows, n_parts)
-        length: Tensor,  # shape: (n_rows,), to the best point along the direction
+        along: Direction,
     ) -> Tensor:
         """Let atoms in the affine hull of the others, where w > 0, replace one of them.
 
@@ -229,9 +269,9 @@ class ActiveRows:
         Returns:
             Which rows have been dealt with. Those whose best point comes before a coordinate hits 0 are left alone.
         """
-        probs = self.target.clamp_min(0)
-        hit, leaving = _first_hit(torch.where(direction > _ZERO, probs / direction, torch.inf))
-        is_still = is_dependent & (moved.abs().amax(-1) <= 1e-11 * self.vectors.abs().amax((-2, -1)))
+        direction, probs, length = along.direction, self.target.clamp_min(0), along.ascent / along.distance
+        hit, leaving = first_hit(torch.where(direction > ZERO, probs / direction, torch.inf))
+        is_still = is_dependent & (along.moved.abs().amax(-1) <= 1e-11 * self.vectors.abs().amax((-2, -1)))
         self.is_done |= is_still
         is_swapped = is_dependent & ~is_still & ~(length < hit)
         index = is_swapped.nonzero().squeeze(-1)
@@ -240,10 +280,10 @@ class ActiveRows:
         self.is_active[index, self.slot[index]] = True
         self.is_active[index, leaving[index]] = False
         self.probs[index] = probs / probs.sum(-1, keepdim=True)
-        self._restart(index)
+        self.restart(index)
         return is_still | is_swapped
 
-    def _restart(self, index: Tensor) -> None:
+    def restart(self, index: Tensor) -> None:
         """Compute the inverse, the target and the mean of some rows afresh."""
         is_active, vectors, problem = self.is_active[index], self.vectors[index], self.problem
         tangent = _kkt.Tangent.factor(_kkt.lifted_gram(vectors, problem.weight, is_active), is_active)
@@ -258,14 +298,17 @@ class ActiveRows:
 
     def _grow(self) -> None:
         """More slots, if a row may have no free one."""
-        n_rows, n_slots = self.probs.shape
         self.n_used += 1  # each step adds one atom at most
-        if self.n_used <= n_slots:
+        if self.n_used > self.probs.shape[1]:
+            self.n_used = int(self.is_active.sum(-1).max()) + 1
+            self.reserve(self.n_used)
+
+    def reserve(self, n: int) -> None:
+        """Have at least so many slots."""
+        n_rows, n_slots = self.probs.shape
+        if n <= n_slots:
             return
-        self.n_used = int(self.is_active.sum(-1).max()) + 1
-        if self.n_used <= n_slots:
-            return
-        n_more = max(12, n_slots // 4)
+        n_more = max(12, n_slots // 4, n - n_slots)
         pad = torch.nn.functional.pad
         self.probs, self.target = pad(self.probs, (0, n_more)), pad(self.target, (0, n_more))
         self.is_active = pad(self.is_active, (0, n_more))
@@ -275,15 +318,24 @@ class ActiveRows:
 
     def take_done(self) -> Packed:
         """Remove the rows that are done, and hand out their atoms."""
-        done, rest = self.is_done.nonzero().squeeze(-1), (~self.is_done).nonzero().squeeze(-1)
-        kept = self.is_active[done] & (self.probs[done] > NEGLIGIBLE)
-        packed = Packed(
-            self.atoms[done][kept],
-            self.probs[done][kept],
-            self.ids[done].repeat_interleave(kept.sum(-1)),
-            self.ids[done],
-            self.steps[done],
-        )
+        kept = (self.is_done.unsqueeze(-1) & self.is_kept).reshape(-1).nonzero().squeeze(-1)
+        return self.take(self.is_done.nonzero().squeeze(-1), (~self.is_done).nonzero().squeeze(-1), kept)
+
+    @property
+    def is_kept(self) -> Tensor:
+        """Which slots hold atoms that count in the end: (n_rows, n_slots)."""
+        return self.is_active & (self.probs > NEGLIGIBLE)
+
+    def take(
+        self,
+        done: Tensor,  # shape: (n_done,), rows
+        rest: Tensor,  # shape: (n_rest,), the other rows
+        kept: Tensor,  # shape: (n_atoms,), the atoms that count of the former, among the slots of all rows
+    ) -> Packed:
+        """Remove some rows, and hand out their atoms."""
+        row = kept // self.probs.shape[1]
+        atoms, probs = self.atoms.flatten(0, 1)[kept], self.probs.reshape(-1)[kept]
+        packed = Packed(atoms, probs, self.ids[row], self.ids[done], self.steps[done])
         self.problem = self.problem.select(rest)
         for name in _PER_ROW:
             setattr(self, name, getattr(self, name)[rest])

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from sparsum.segments import Segments
 from sparsum.solvers import _kkt
 from sparsum.solvers._abstract import AbstractSolver, NotConverged, Solution
-from sparsum.solvers._active_rows import ActiveRows
+from sparsum.solvers._active_bits import is_served, run_bits
+from sparsum.solvers._loop import run, run_again
 from sparsum.solvers._polish import Found
-from sparsum.solvers._problem import Packed, Problem
+from sparsum.solvers._problem import Padded, Problem, unpack
 from sparsum.structures import AbstractStructure
 from sparsum.structures._bad_rows import is_unusable, raise_bad_rows
 from sparsum.structures._parts import Scores, flatten_parts, tensors_of, unflatten_parts
@@ -35,7 +36,8 @@ class ActiveSet(AbstractSolver):
     The mean is unique (where w > 0), the distribution is not: which of the optimal ones comes out depends on the start, and
     may change with the smallest change of the scores. So an expected loss has jumps, and its gradient is right between them.
     Equal rows of scores give equal atoms, in any batch. The atoms are affinely independent (where w > 0), at most
-    n_parts + 1 per row, in the order of their slots. Everything is computed in float64.
+    n_parts + 1 per row, in the order of their slots. Everything is computed in float64. On a GPU `Bits`, `Budget` and
+    `Subset` take all steps of a row in one kernel; over other structures the loop looks at the device every few steps.
 
     The gradient is that of the probabilities on the atoms found. It is the gradient of the optimum where these span the
     optimal face. Over many bits the gap closes before they do (44 atoms for 87 fractional bits of 128): the gradient of the
@@ -99,47 +101,32 @@ class ActiveSet(AbstractSolver):
         is_forbidden = linear.detach() == -torch.inf
         linear = linear.masked_fill(is_forbidden, 0.0)
         with torch.no_grad():
-            problem = Problem(structure, scores, linear.detach(), weight, is_forbidden if bool(is_forbidden.any()) else None)
-            best = _best_atoms(problem, flat.detach())
-            found = self._find(problem, best)
-        probs = found.differentiable(linear)
+            problem = Problem(structure, scores, linear.detach(), weight, is_forbidden)
+            found = self._find(problem, flat.detach())
         self._check(found)
-        return Solution(
-            atoms=found.atoms.to(dtype) if found.atoms.is_floating_point() else found.atoms,
-            # float16 would round the smallest to 0, and drop their atoms.
-            probs=probs.to(dtype).clamp_min(torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps),
-            segments=found.segments,
-            is_solved=found.is_solved,
-            steps=found.steps,
-            gap=found.gap,
-            outcome=found.outcome(),
-        )
+        atoms, probs, segments = found.packed(linear, dtype)
+        return Solution(atoms, probs, segments, found.is_solved, found.padded.steps, found.gap, found.outcome())
 
-    def _find(self, problem: Problem, best: Tensor) -> Found:
+    def _find(self, problem: Problem, flat: Tensor) -> Found:
         """The atoms of all rows and their certificates."""
-        n_rows, n_parts = problem.linear.shape
-        max_steps = 10 * n_parts + 100 if self.max_steps is None else self.max_steps
-        steps = torch.zeros(n_rows, dtype=torch.int64, device=best.device)
-        every = torch.arange(n_rows, device=best.device)
-        atoms, probs = self._start(problem, best)
-        done = _run(problem, every, atoms, probs, steps, tolerance=self.tolerance, max_steps=max_steps, is_snapped=True)
+        max_steps = 10 * flat.shape[-1] + 100 if self.max_steps is None else self.max_steps
+        if self.start is None and is_served(problem):
+            done = run_bits(problem, flat, tolerance=self.tolerance, max_steps=max_steps)
+        else:
+            problem, best = _best_atoms(problem, flat)
+            every, atoms, probs = torch.arange(len(best), device=best.device), *self._start(problem, best)
+            steps = torch.zeros_like(every)
+            done = Padded.from_packed(
+                run(problem, every, atoms, probs, steps, tolerance=self.tolerance, max_steps=max_steps, is_snapped=True)
+            )
         for n_round in range(_ROUNDS):
             found = Found.polish(problem, done, self.tolerance, max_steps)
-            again = (~found.is_solved & (found.steps < max_steps)).nonzero().squeeze(-1)
-            if not len(again) or n_round == _ROUNDS - 1:
+            unsolved = found.unsolved()
+            if not unsolved or n_round == _ROUNDS - 1:
                 break
             # Rounded residuals were too coarse for these rows, or their inverse too inaccurate.
-            redone = _run(
-                problem.select(again),
-                again,
-                found.padded(found.atoms)[again],
-                found.padded(found.probs)[again],
-                found.steps[again],
-                tolerance=self.tolerance,
-                max_steps=max_steps,
-                is_snapped=False,
-            )
-            done = found.replaced(redone)
+            again = torch.tensor(unsolved, device=flat.device)
+            done = run_again(problem, found.padded, again, tolerance=self.tolerance, max_steps=max_steps, is_snapped=False)
         return found
 
     def _start(self, problem: Problem, best: Tensor) -> tuple[Tensor, Tensor]:
@@ -162,43 +149,26 @@ class ActiveSet(AbstractSolver):
         return atoms, kept / kept.sum(-1, keepdim=True, dtype=torch.float64)
 
     def _check(self, found: Found) -> None:
-        if self.strict and not bool(found.is_solved.all()):
-            rows = (~found.is_solved).nonzero().squeeze(-1)
-            raise NotConverged(rows.tolist(), found.steps[rows].tolist(), found.gap[rows].tolist())
+        rows = [row for row, (is_solved, _, _) in enumerate(found.report) if not is_solved]
+        if self.strict and rows:
+            raise NotConverged(rows, [found.report[row][1] for row in rows], [found.report[row][2] for row in rows])
 
 
-def _run(
-    problem: Problem,
-    ids: Tensor,
-    atoms: Tensor,
-    probs: Tensor,
-    steps: Tensor,
-    *,
-    tolerance: float,
-    max_steps: int,
-    is_snapped: bool,
-) -> Packed:
-    """Step until all rows are done; rows that are done leave the batch now and then."""
-    rows = ActiveRows(problem, ids, atoms, probs, steps, tolerance=tolerance, max_steps=max_steps, is_snapped=is_snapped)
-    pieces: list[Packed] = []
-    while len(rows.ids):
-        rows.step()
-        if 4 * rows.n_done >= len(rows.ids):
-            pieces.append(rows.take_done())
-    return Packed.concatenate(pieces) if pieces else rows.take_done()
-
-
-def _best_atoms(problem: Problem, flat: Tensor) -> Tensor:
-    """The best atom of each row; raises if there is none."""
+def _best_atoms(problem: Problem, flat: Tensor) -> tuple[Problem, Tensor]:
+    """The problem, told whether anything is forbidden, and the best atom of each row; raises if there is none."""
+    assert problem.is_forbidden is not None
     is_bad = is_unusable(flat)
-    if bool(is_bad.any()):
+    is_any_bad, is_any_forbidden = torch.stack([is_bad.any(), problem.is_forbidden.any()]).tolist()
+    if is_any_bad:
         raise_bad_rows(is_bad, flat)
+    if not is_any_forbidden:
+        problem = dataclasses.replace(problem, is_forbidden=None)
     best = problem.best(flat)
     if problem.is_forbidden is not None:
         allows_nothing = ((problem.vectors(best) != 0) & problem.is_forbidden).any(-1)
         if bool(allows_nothing.any()):
             raise_bad_rows(allows_nothing, flat)
-    return best
+    return problem, best
 
 
 def _unpacked(start: tuple[Tensor, Tensor], n_rows: int) -> Tensor:
@@ -206,8 +176,4 @@ def _unpacked(start: tuple[Tensor, Tensor], n_rows: int) -> Tensor:
     atoms, row = start
     if row.shape != atoms.shape[:1] or not torch.equal(row.unique(), torch.arange(n_rows, device=row.device)):
         raise ValueError(f"a packed start must be a pair (atoms, row) with at least one atom for each of the {n_rows} rows")
-    order = row.argsort(stable=True)
-    segments = Segments.from_row(row[order], n_rows)
-    place = torch.arange(int(segments.lengths.max()) if n_rows else 0, device=row.device)
-    index = segments.starts.unsqueeze(-1) + torch.where(place < segments.lengths.unsqueeze(-1), place, 0)
-    return atoms[order][index]
+    return unpack(atoms, row, n_rows)[0]

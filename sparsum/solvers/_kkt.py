@@ -61,19 +61,25 @@ class Tangent:
     ones: Tensor  # shape: (n_rows, n_slots), 1 for atoms and 0 for empty slots
 
     @classmethod
+    def attempt(cls, gram: Tensor, is_active: Tensor) -> tuple[Tangent, Tensor]:
+        """Factor lifted Gram matrices, and tell which are singular up to rounding; what stands there means nothing."""
+        lower, info = torch.linalg.cholesky_ex(gram)
+        ones = is_active.to(gram.dtype)
+        return cls(lower, torch.cholesky_solve(ones.unsqueeze(-1), lower).squeeze(-1) * ones, ones), info > 0
+
+    @classmethod
     def factor(cls, gram: Tensor, is_active: Tensor) -> Tangent:
         """Factor lifted Gram matrices.
 
         One that is singular up to rounding gets a small ridge: it slows down iterative refinement, whose fixed point it
         does not change.
         """
-        lower, info = torch.linalg.cholesky_ex(gram)
-        if bool(info.any()):
+        tangent, is_singular = cls.attempt(gram, is_active)
+        if bool(is_singular.any()):
             diagonal = gram.diagonal(dim1=-2, dim2=-1)
-            ridge = torch.where(info.unsqueeze(-1) > 0, 1e-12 * diagonal.sum(-1, keepdim=True), 0.0)
-            lower = torch.linalg.cholesky(gram + torch.diag_embed(ridge.expand_as(diagonal)))
-        ones = is_active.to(gram.dtype)
-        return cls(lower, torch.cholesky_solve(ones.unsqueeze(-1), lower).squeeze(-1) * ones, ones)
+            ridge = torch.where(is_singular.unsqueeze(-1), 1e-12 * diagonal.sum(-1, keepdim=True), 0.0)
+            tangent, _ = cls.attempt(gram + torch.diag_embed(ridge.expand_as(diagonal)), is_active)
+        return tangent
 
     def solve(
         self,
@@ -86,7 +92,11 @@ class Tangent:
     def inverse(self) -> Tensor:
         """K, with 0 in the rows and columns of empty slots: (n_rows, n_slots, n_slots)."""
         ones = self.ones.unsqueeze(-1)
-        inverse = torch.cholesky_inverse(self.lower) * ones * ones.mT
+        eye = torch.eye(self.lower.shape[-1], dtype=ones.dtype, device=ones.device)
+        half = torch.linalg.solve_triangular(
+            self.lower, eye, upper=False
+        )  # torch.cholesky_inverse takes row by row on a GPU
+        inverse = torch.bmm(half.mT, half) * ones * ones.mT
         level = self.level.unsqueeze(-1)
         return inverse - level * (level / level.sum(-2, keepdim=True)).mT
 

@@ -7,99 +7,117 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsum.segments import Segments
+from sparsum.segments import Segments, positions_of, read_sizes
 from sparsum.solvers import _kkt
-from sparsum.solvers._active_rows import NEGLIGIBLE
-from sparsum.solvers._problem import Packed, Problem, violation
+from sparsum.solvers._problem import NEGLIGIBLE, Padded, Problem, violation
+
+
+@dataclass(frozen=True)
+class _Face:
+    """The problem on given atoms of each row."""
+
+    origin: Tensor  # shape: (n_rows, n_parts), the vector of each row's first atom
+    vectors: Tensor  # shape: (n_rows, n_slots, n_parts), less the origin; 0 in empty slots
+    tangent: _kkt.Tangent
+    is_singular: Tensor  # shape: (n_rows,)
+
+    @classmethod
+    def of(cls, problem: Problem, vectors: Tensor, is_active: Tensor, *, is_careful: bool) -> _Face:
+        """Factor it; if careful, wait to see whether that worked."""
+        every = torch.arange(len(vectors), device=vectors.device)
+        origin = vectors[every, is_active.to(torch.uint8).argmax(-1)]
+        vectors = (vectors - origin.unsqueeze(1)) * is_active.unsqueeze(-1)
+        gram = _kkt.lifted_gram(vectors, problem.weight, is_active)
+        if is_careful:
+            return cls(origin, vectors, _kkt.Tangent.factor(gram, is_active), torch.zeros_like(every, dtype=torch.bool))
+        return cls(origin, vectors, *_kkt.Tangent.attempt(gram, is_active))
+
+    def mean(self, probs: Tensor) -> Tensor:
+        """The mean vectors: (n_rows, n_parts)."""
+        return self.origin + _kkt.apply_transposed(self.vectors, probs)
+
+    def solve(self, problem: Problem, probs: Tensor) -> Tensor:
+        """The best probabilities, of any sign, or the given ones where numbers fail: (n_rows, n_slots)."""
+        probs = probs / probs.sum(-1, keepdim=True)
+        solved = probs + self.tangent.solve(_kkt.apply(self.vectors, problem.residual(self.mean(probs))))
+        solved = solved / solved.sum(-1, keepdim=True)
+        return torch.where(solved.isfinite().all(-1, keepdim=True), solved, probs)
 
 
 @dataclass(frozen=True)
 class Found:
-    """The atoms of all rows, padded to the same number of slots, with their certificates."""
+    """The atoms of all rows, with their certificates."""
 
-    atoms: Tensor  # shape: (n_atoms, *event_shape)
-    probs: Tensor  # shape: (n_atoms,)
-    segments: Segments
-    flat: Tensor  # shape: (n_atoms,), where each atom stands among the padded ones
-    vectors: Tensor  # shape: (n_rows, n_slots, n_parts), less the first of each row
-    is_active: Tensor  # shape: (n_rows, n_slots)
-    tangent: _kkt.Tangent
-    steps: Tensor  # shape: (n_rows,)
+    padded: Padded
+    face: _Face
+    n_atoms: int  # in all rows, or more, the rest being padding
     gap: Tensor  # shape: (n_rows,)
     is_solved: Tensor  # shape: (n_rows,)
+    report: tuple[tuple[bool, int, float], ...]  # whether it is solved, steps and gap of each row
     max_steps: int
 
     @classmethod
-    def polish(cls, problem: Problem, done: Packed, tolerance: float, max_steps: int) -> Found:
+    def polish(cls, problem: Problem, done: Padded, tolerance: float, max_steps: int) -> Found:
         """Solve the problem on the atoms found once more, accurately, and ask for the gap of the result."""
-        n_rows = len(done.ids)
-        order = done.row.argsort(stable=True)
-        atoms, probs, row = done.atoms[order], done.probs[order], done.row[order]
-        steps = torch.empty_like(done.steps).scatter_(0, done.ids, done.steps)
+        n_rows, n_slots = done.probs.shape
+        row = torch.arange(n_rows, device=done.steps.device).repeat_interleave(n_slots, output_size=n_rows * n_slots)
+        vectors = problem.vectors(done.atoms.flatten(0, 1), row).reshape(n_rows, n_slots, problem.linear.shape[-1])
+        given, is_careful = done.probs, False
         while True:
-            segments = Segments.from_row(row, n_rows)
-            n_slots = int(segments.lengths.max()) if n_rows else 0
-            flat = torch.arange(len(row), device=row.device) - segments.starts[row] + row * n_slots
-            vectors = problem.vectors(atoms, row)
-            origin = vectors[segments.starts]
-            shifted = vectors.new_zeros(n_rows * n_slots, vectors.shape[-1])
-            shifted = shifted.index_copy_(0, flat, vectors - origin[row]).reshape(n_rows, n_slots, vectors.shape[-1])
-            xi = vectors.new_zeros(n_rows * n_slots).index_copy_(0, flat, probs).reshape(n_rows, n_slots)
-            is_active = xi > 0
-            xi = xi / xi.sum(-1, keepdim=True)
-            tangent = _kkt.Tangent.factor(_kkt.lifted_gram(shifted, problem.weight, is_active), is_active)
-            residual = problem.residual(origin + _kkt.apply_transposed(shifted, xi))
-            solved = xi + tangent.solve(_kkt.apply(shifted, residual))
-            solved = solved / solved.sum(-1, keepdim=True)
-            xi = torch.where(solved.isfinite().all(-1, keepdim=True), solved, xi)
-            probs = xi.reshape(-1)[flat]
+            is_active = given > 0
+            face = _Face.of(problem, vectors, is_active, is_careful=is_careful)
+            probs = face.solve(problem, given)
             kept = probs > NEGLIGIBLE
-            if bool(kept.all()):
+            gap, is_solved = _certificate(problem, face.mean(probs), tolerance)
+            # All that is wanted has been sent to the device before this waits for it.
+            n, n_lost, n_singular = read_sizes(
+                kept.sum(), is_active.sum() - kept.sum(), face.is_singular.sum(), most=kept.numel()
+            )
+            if n_singular:
+                is_careful = True
+            elif n_lost:
+                given = torch.where(kept, probs, 0.0)
+            else:
                 break
-            atoms, probs, row = atoms[kept], probs[kept], row[kept]
-        mean = origin + _kkt.apply_transposed(shifted, xi)
-        residual = problem.residual(mean)
-        if n_rows:
-            gap, resolution = violation(problem.vectors(problem.best(residual)), mean, residual)
-        else:
-            gap = resolution = mean.new_zeros(0)
-        is_solved = gap <= resolution.clamp_min(tolerance)
-        return cls(atoms, probs, segments, flat, shifted, is_active, tangent, steps, gap.clamp_min(0), is_solved, max_steps)
+        rows = torch.stack([is_solved.double(), done.steps.double(), gap], -1).tolist()
+        report = tuple((bool(solved), int(steps), gap) for solved, steps, gap in rows)
+        return cls(Padded(done.atoms, probs, done.steps), face, n, gap, is_solved, report, max_steps)
 
-    def padded(self, values: Tensor) -> Tensor:
-        """One value per atom in padded rows: (n_rows, n_slots, *rest)."""
-        n_rows, n_slots = self.is_active.shape
-        empty = values.new_zeros(n_rows * n_slots, *values.shape[1:])
-        return empty.index_copy_(0, self.flat, values).reshape(n_rows, n_slots, *values.shape[1:])
+    def unsolved(self) -> list[int]:
+        """The rows that are not solved and have steps left."""
+        return [row for row, (solved, steps, _) in enumerate(self.report) if not solved and steps < self.max_steps]
 
-    def replaced(self, redone: Packed) -> Packed:
-        """All rows, some of them replaced."""
-        row, every = self.segments.row, torch.arange(len(self.steps), device=self.steps.device)
-        kept, is_kept = ~torch.isin(row, redone.ids), ~torch.isin(every, redone.ids)
-        return Packed(
-            torch.cat([self.atoms[kept], redone.atoms]),
-            torch.cat([self.probs[kept], redone.probs]),
-            torch.cat([row[kept], redone.row]),
-            torch.cat([every[is_kept], redone.ids]),
-            torch.cat([self.steps[is_kept], redone.steps]),
-        )
-
-    def differentiable(
+    def packed(
         self,
         linear: Tensor,  # shape: (n_rows, n_parts)
-    ) -> Tensor:
-        """The probabilities as a function of b, the atoms being constant: (n_atoms,)."""
-        if not linear.requires_grad:
-            return self.probs
-        scores = _kkt.apply(self.vectors, linear)
-        moved = self.tangent.solve(scores - scores.detach())
-        return self.probs + moved.reshape(-1).index_select(0, self.flat)
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor, Segments]:
+        """Atoms, probabilities as a function of b, the atoms being constant, and segments."""
+        kept, probs, atoms = self.padded.probs > 0, self.padded.probs, self.padded.atoms
+        segments = Segments.from_lengths(kept.sum(-1), self.n_atoms)
+        place = positions_of(kept.reshape(-1), self.n_atoms)
+        if linear.requires_grad:
+            scores = _kkt.apply(self.face.vectors, linear)
+            probs = probs + self.face.tangent.solve(scores - scores.detach())
+        probs = probs.reshape(-1).index_select(0, place).to(dtype)
+        # float16 would round the smallest to 0, and drop their atoms.
+        probs = probs.clamp_min(torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps)
+        atoms = atoms.flatten(0, 1)[place]
+        return atoms.to(dtype) if atoms.is_floating_point() else atoms, segments.clear_padding(probs), segments
 
     def outcome(self) -> tuple[str, ...]:
         """How each row ended, in words."""
-        rows = zip(self.is_solved.tolist(), self.steps.tolist(), self.gap.tolist(), strict=True)
         return tuple(
             f"{'optimal' if solved else 'out of steps' if steps >= self.max_steps else 'stalled, atoms nearly dependent'}: "
             f"gap {gap:.2g} after {steps} steps"
-            for solved, steps, gap in rows
+            for solved, steps, gap in self.report
         )
+
+
+def _certificate(problem: Problem, mean: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
+    """The gap of each row, and whether it is small enough: (n_rows,) each."""
+    if not len(mean):
+        return mean.new_zeros(0), torch.zeros(0, dtype=torch.bool, device=mean.device)
+    residual = problem.residual(mean)
+    gap, resolution = violation(problem.vectors(problem.best(residual)), mean, residual)
+    return gap.clamp_min(0), gap <= resolution.clamp_min(tolerance)
