@@ -25,7 +25,7 @@ from sparsum.experiments.data import Features, Games, draw_games, load_games
 from sparsum.segments import Segments
 
 _N_EVALUATED = {"validation": 1024, "test": 10_000}
-_EVALUATED_AT_ONCE = 128
+_EVALUATED_AT_ONCE = {"cpu": 128, "cuda": 1024}
 # On a GPU, games in which more than one in so many symbols has mass multiply all of them.
 _MANY = 16
 
@@ -263,7 +263,7 @@ class SignalGame(AbstractExperiment):
         """Success, and what is expected under the sender's choice, on games that are the same for all runs."""
         features: Features = getattr(self.games, split)
         drawn = draw_games(features, _N_EVALUATED[split], self.games.n_images, generator_for(self.device, 0, "games", split))
-        chunks = zip(*(part[:limit].split(_EVALUATED_AT_ONCE) for part in drawn), strict=True)
+        chunks = zip(*(part[:limit].split(_EVALUATED_AT_ONCE[self.device.type]) for part in drawn), strict=True)
         totals = Totals()
         for images, target in chunks:
             totals.add(self.model.measures({"images": features.x[images], "target": target}))

@@ -24,7 +24,7 @@ from sparsum.experiments._warm import warm_start
 from sparsum.experiments.data import Images, Split, load_images
 
 N_CLASSES = 10
-_EVALUATED_AT_ONCE = 500
+_EVALUATED_AT_ONCE = {"cpu": 500, "cuda": 5000}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,8 +196,9 @@ class SemisupervisedVAE(AbstractExperiment):
         part: Split = getattr(self.images, split)
         x, y = part.x[:limit], part.y[:limit]
         totals = Totals()
-        for begin in range(0, len(x), _EVALUATED_AT_ONCE):
-            chunk = slice(begin, begin + _EVALUATED_AT_ONCE)
+        n_each = _EVALUATED_AT_ONCE[self.device.type]
+        for begin in range(0, len(x), n_each):
+            chunk = slice(begin, begin + n_each)
             totals.add(self._measures(self.binarised(x[chunk], generator), y[chunk], generator))
         return totals
 

@@ -26,6 +26,8 @@ from sparsum.structures._bad_rows import NoDistribution
 
 #: A run that is killed loses at most this much.
 CHECKPOINT_SECONDS = 60.0
+#: At the end of an epoch a run saves after this time already; not at every one, since epochs can take less than saving.
+EPOCH_CHECKPOINT_SECONDS = 5.0
 #: How often the loop looks at its measurements, which on a GPU waits for it.
 LOOK_SECONDS = 1.0
 
@@ -70,7 +72,7 @@ class Training:
         folder: where it is written; a checkpoint that is there already is gone on from.
         fabric: the device and precision.
         watcher: who is told how it goes on.
-        checkpoint_seconds: how often to save in the middle of an epoch, besides at its end.
+        checkpoint_seconds: how often to save in the middle of an epoch; at the end of one it is done more often.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Training:
         self.steps = steps_for(experiment, fabric)
         self.record = self._new_record()
         self._noise: torch.Tensor | None = None  # the state of the generator in the middle of an epoch
+        self._best: dict[str, Any] | None = None  # a checkpoint to be written with the next one
         self._saved_at = self._looked_at = time.monotonic()
 
     def run(self) -> list[dict[str, Any]]:
@@ -223,8 +226,12 @@ class Training:
         )
         self.record = self._new_record()
         if is_best:
-            self.folder.save("best", {"model": experiment.model.state_dict(), "epoch": line["epoch"]})
-        self._save(None)
+            weights = {name: tensor.clone() for name, tensor in experiment.model.state_dict().items()}
+            self._best = {"model": weights, "epoch": line["epoch"]}
+        is_last = self.place.epoch >= experiment.args.epochs
+        wait = min(self.checkpoint_seconds, EPOCH_CHECKPOINT_SECONDS)
+        if is_last or time.monotonic() - self._saved_at >= wait:
+            self._save(None)
         self.watcher.epoch(line)
         return line
 
@@ -246,6 +253,9 @@ class Training:
         }
         if generator is not None:
             state |= {"noise": generator.get_state(), "record": self.record.state()}
+        if self._best is not None:
+            self.folder.save("best", self._best)
+            self._best = None
         self.folder.save("last", state)
         self._saved_at = time.monotonic()
 
