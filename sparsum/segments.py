@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Segments", "positions_of", "read_sizes", "reading_sizes"]
+__all__ = ["Segments", "may_be_padded", "positions_of", "read_sizes", "reading_sizes"]
 
 #: Takes the tensor of the sizes, and the largest that the first can be, in the place of `read_sizes`.
 Reader = Callable[[Tensor, int], list[int]]
@@ -58,7 +58,7 @@ class Segments:
     @classmethod
     def from_lengths(cls, lengths: Tensor, n: int) -> Segments:
         """Segments of the given lengths, which add up to ``n``; with that known, nothing waits for the device."""
-        if _reader.get() is not None:
+        if may_be_padded():
             row = torch.searchsorted(lengths.cumsum(0), torch.arange(n, device=lengths.device), right=True)
             return cls(row.clamp_(max=max(len(lengths) - 1, 0)), lengths, is_padded=True)
         rows = torch.arange(len(lengths), device=lengths.device)
@@ -120,6 +120,11 @@ def read_sizes(n: Tensor, *others: Tensor, most: int) -> list[int]:
     return sizes.tolist() if reader is None else reader(sizes, most)
 
 
+def may_be_padded() -> bool:
+    """Whether the sizes that are read now may be larger than they are."""
+    return _reader.get() is not None
+
+
 @contextmanager
 def reading_sizes(reader: Reader) -> Iterator[None]:
     """Let a function read sizes, as one does that pads to a few sizes so that work can be recorded and repeated."""
@@ -135,7 +140,7 @@ def positions_of(
     count: int,
 ) -> Tensor:
     """The positions of the ``count`` entries that are True; as their number is known, nothing waits for the device."""
-    if mask.is_cuda or _reader.get() is not None:  # on a GPU torch.nonzero_static does wait
+    if mask.is_cuda or may_be_padded():  # on a GPU torch.nonzero_static does wait
         positions = torch.searchsorted(mask.cumsum(0), torch.arange(1, count + 1, device=mask.device))
         return positions.clamp_(max=max(len(mask) - 1, 0))  # those of the padding
     return torch.nonzero_static(mask, size=count).squeeze(-1)

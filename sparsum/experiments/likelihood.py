@@ -25,6 +25,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from sparsum import kernels
+from sparsum.simplex._kernels import on_device_of
 
 #: The logits that are there at a time, in bytes. On a CPU they stay in the cache, which makes all passes over them cheap; a
 #: GPU waits for the launches of kernels unless each has much to do (an H200 takes three times as long with 2**25).
@@ -88,7 +89,7 @@ class _LogLikelihood(torch.autograd.Function):
         if by_map is None:
             return of_features, None, None, None
         per_part = grad.unsqueeze(1).expand(-1, len(by_map) // max(len(grad), 1)).reshape(-1)
-        of_map = torch.tensordot(per_part, by_map, 1)  # shape: (rank + 1, n_levels)
+        of_map = (per_part @ by_map.flatten(1)).view(by_map.shape[1:])
         return of_features, of_map[:-1].t(), of_map[-1], None
 
 
@@ -100,7 +101,9 @@ def _evaluate(
         from sparsum.kernels import _likelihood
 
         if _likelihood.takes(features, weight):
-            values, by_features, by_map = _likelihood.evaluate(features, weight, bias, x, needs_features, needs_map)
+            evaluate = _likelihood.traced if torch.compiler.is_compiling() else _likelihood.evaluate
+            with on_device_of(features):
+                values, by_features, by_map = evaluate(features, weight, bias, x, needs_features, needs_map)
             return _Evaluated(values.sum(1), by_features if needs_features else None, by_map if needs_map else None)
     return _evaluate_in_chunks(features, weight, bias, x, needs_features=needs_features, needs_map=needs_map)
 

@@ -8,7 +8,6 @@ A row's inverse and atoms lie in global memory, that is, in the caches. So do *l
 barrier stands before every write of what others may still read, and one before every read of what others wrote.
 """
 
-# ruff: noqa: ANN001, ANN202, N803
 # mypy: allow-untyped-defs, allow-incomplete-defs
 from __future__ import annotations
 

@@ -37,13 +37,18 @@ def check_count(k: int, n: int, of: str) -> None:
         raise ValueError(f"k must be between 1 and {n}, {of}, got {k}")
 
 
-def apply_mask(x: Tensor, mask: Tensor) -> Tensor:
-    """Scores of -inf where the mask is False."""
+def check_mask(x: Tensor, mask: Tensor) -> None:
+    """Raise unless ``mask`` is a boolean tensor that broadcasts to the shape of ``x``."""
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         seen = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(f"mask must be a tensor of dtype torch.bool, True where an entry is allowed, got {seen}")
     if not _broadcasts_to(mask.shape, x.shape):
         raise ValueError(f"mask must broadcast to the shape of x, {tuple(x.shape)}, got {tuple(mask.shape)}")
+
+
+def apply_mask(x: Tensor, mask: Tensor) -> Tensor:
+    """Scores of -inf where the mask is False."""
+    check_mask(x, mask)
     return x.masked_fill(~mask, -torch.inf)
 
 

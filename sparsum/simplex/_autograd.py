@@ -19,7 +19,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
+from sparsum.simplex import _kernels
 from sparsum.simplex._blocks import reads_in_blocks, support
 from sparsum.simplex._entropy import log_on_support
 from sparsum.simplex._solve import solve
@@ -32,11 +34,26 @@ _LARGEST_WEIGHT = 1e100
 _TINY = 1.2e-38
 
 
-def apply(x: Tensor, alpha: Alpha) -> Tensor:
-    """Differentiable probabilities of the rows of ``x`` (*batch, n), n > 0; ``alpha`` is a number or (*batch, 1)."""
+def apply(x: Tensor, alpha: Alpha, mask: Tensor | None = None) -> Tensor:
+    """Differentiable probabilities of the rows of ``x`` (*batch, n), n > 0; ``alpha`` is a number or (*batch, 1).
+
+    Only kernels take a mask, which has the dimensions of ``x``, some of size 1.
+    """
     if torch.compiler.is_compiling():
+        if isinstance(alpha, float) and _kernels.serve(x, alpha):
+            return _kernels.traced(x, alpha, mask)
         return _traced(x, alpha)
-    return _call(_Entmax, x, alpha)
+    if is_plain(x, alpha):
+        return solve(x, alpha, mask=mask)
+    return _call(_Entmax, x, alpha, mask)
+
+
+def is_plain(x: Tensor, alpha: Alpha) -> bool:
+    """Whether nobody asks for derivatives."""
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return False
+    needs_gradient = x.requires_grad or (isinstance(alpha, Tensor) and alpha.requires_grad)
+    return not (needs_gradient and torch.is_grad_enabled())
 
 
 def _call(function: type[torch.autograd.Function], *inputs: Any) -> Tensor:
@@ -73,11 +90,11 @@ class _Entmax(torch.autograd.Function):
     """The mapping itself."""
 
     @staticmethod
-    def forward(x: Tensor, alpha: Alpha) -> Tensor:
-        return solve(x, alpha)
+    def forward(x: Tensor, alpha: Alpha, mask: Tensor | None) -> Tensor:
+        return solve(x, alpha, mask=mask)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Alpha], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Alpha, Tensor | None], output: Tensor) -> None:
         alpha = inputs[1]
         saved = (output, alpha) if isinstance(alpha, Tensor) else (output,)
         ctx.alpha = None if isinstance(alpha, Tensor) else alpha
@@ -85,15 +102,15 @@ class _Entmax(torch.autograd.Function):
         ctx.save_for_forward(*saved)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         probs, alpha = _saved(ctx)
         grad_x = _jacobian(probs, alpha, grad) if ctx.needs_input_grad[0] else None
         if not (isinstance(alpha, Tensor) and ctx.needs_input_grad[1]):
-            return grad_x, None
-        return grad_x, (grad * _alpha_direction(probs, alpha)).sum(-1, keepdim=True)
+            return grad_x, None, None
+        return grad_x, (grad * _alpha_direction(probs, alpha)).sum(-1, keepdim=True), None
 
     @staticmethod
-    def jvp(ctx: Any, x_tangent: Tensor | None, alpha_tangent: Tensor | None) -> Tensor:
+    def jvp(ctx: Any, x_tangent: Tensor | None, alpha_tangent: Tensor | None, _: None) -> Tensor:
         probs, alpha = _saved(ctx)
         result = torch.zeros_like(probs) if x_tangent is None else _jacobian(probs, alpha, x_tangent)
         if isinstance(alpha, Tensor) and alpha_tangent is not None:
@@ -110,6 +127,8 @@ class _Jacobian(torch.autograd.Function):
 
     @staticmethod
     def forward(probs: Tensor, alpha: Alpha, vector: Tensor) -> Tensor:
+        if isinstance(alpha, float) and _kernels.serve(probs, alpha):
+            return _kernels.jacobian(probs, alpha, vector)
         rows = probs.reshape(-1, probs.shape[-1])
         if isinstance(alpha, float) and alpha > 1 and reads_in_blocks(rows):
             return _jacobian_packed(rows, alpha, vector.reshape(rows.shape)).view(probs.shape)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from sparsum.simplex import _autograd
+from sparsum.simplex import _autograd, _kernels
 from sparsum.simplex._arguments import (
     apply_mask,
     check_count,
     check_dim,
+    check_mask,
     check_scores,
     compute_dtype,
     round_to,
@@ -132,6 +133,8 @@ def _map(x: Tensor, alpha: float | Tensor, dim: int, mask: Tensor | None) -> Ten
     if x.shape[dim] == 0:
         return x.clone()
     is_last = dim == x.ndim - 1
+    if isinstance(alpha, float) and _kernels.serve(x, alpha):
+        return _map_by_kernels(x, alpha, dim, mask)
     scores = x if mask is None else apply_mask(x, mask)
     scores = scores if is_last else scores.movedim(dim, -1)
     if isinstance(alpha, Tensor) or alpha not in (1.5, 2.0):
@@ -144,3 +147,15 @@ def _map(x: Tensor, alpha: float | Tensor, dim: int, mask: Tensor | None) -> Ten
         probs = _autograd.apply(scores if scores.dtype == dtype else scores.to(dtype), alpha)
     probs = probs if probs.dtype == x.dtype else round_to(probs, x.dtype)
     return probs if is_last else probs.movedim(-1, dim)
+
+
+def _map_by_kernels(x: Tensor, alpha: float, dim: int, mask: Tensor | None) -> Tensor:
+    """Kernels read any strides, and the mask with the scores; they round to the dtype of ``x`` themselves."""
+    if mask is not None:
+        check_mask(x, mask)
+        mask = mask.reshape((1,) * (x.ndim - mask.ndim) + mask.shape)
+    if dim == x.ndim - 1:
+        return _autograd.apply(x, alpha, mask)
+    rows = _kernels.rows_along(x, dim, x.shape)
+    probs = _autograd.apply(rows, alpha, None if mask is None else _kernels.rows_along(mask, dim, x.shape))
+    return probs.transpose(1, 2).reshape(x.shape)

@@ -1,4 +1,8 @@
-"""Sparsemax straight to its support: no dense probabilities where the rows are long."""
+r"""Sparsemax and 1.5-entmax straight to their support: no dense probabilities where the rows are long, or on a GPU.
+
+With :math:`d = \max(z - \tau, 0)` for :math:`z = (\alpha - 1) x`, the derivative of the threshold :math:`\tau` is the mean
+of the changes of :math:`z` over the support, for sparsemax with equal weights, for 1.5-entmax with weights :math:`d`.
+"""
 
 from __future__ import annotations
 
@@ -7,36 +11,90 @@ import math
 import torch
 from torch import Tensor
 
+from sparsum.segments import Segments, read_sizes
+from sparsum.simplex import _kernels
 from sparsum.simplex._arguments import compute_dtype
+from sparsum.simplex._autograd import is_plain
 from sparsum.simplex._blocks import Packed, block_peaks, reads_in_blocks, solve_long, support
+from sparsum.simplex._kernels import EXPONENTS
 from sparsum.simplex._solve import solve
+
+# Smaller than any sum of weights, and a normal number in single precision too.
+_TINY = 1.2e-38
 
 
 def packed_sparsemax(
     x: Tensor,  # shape: (n_rows, n)
 ) -> tuple[Packed, Tensor, int]:
-    """The support of `sparsemax` of each row, its probabilities, differentiable and in the dtype of ``x``, and a count.
+    """`packed_entmax` for alpha = 2."""
+    return packed_entmax(x, 2.0)
 
-    A row of nothing but -inf, or with a NaN, has no entries; the count is that of such rows.
+
+def packed_entmax(
+    x: Tensor,  # shape: (n_rows, n)
+    alpha: float,
+) -> tuple[Packed, Tensor, int]:
+    """The support of each row, its probabilities, differentiable twice and in the dtype of ``x``, and a count.
+
+    A row of nothing but -inf, or with a NaN, has no entries; the count is that of such rows. Alpha is 1.5 or 2.
     """
-    scores = x.to(compute_dtype(x))
     with torch.no_grad():
-        packed, value, n_empty = _find(scores.detach())  # no_grad alone would let forward-mode tangents through
-    # The value without gradient, plus the derivative applied to zero: on the support, it is the change minus its mean.
-    chosen = scores.reshape(-1).index_select(0, packed.flat)
+        packed, value, n_empty = _find(x.detach(), alpha)  # no_grad alone would let forward-mode tangents through
+    if is_plain(x, alpha):
+        return packed, packed.segments.clear_padding(value).to(x.dtype), n_empty
+    chosen = x.reshape(-1).index_select(0, packed.flat).to(value.dtype)
     change = torch.where(chosen.isfinite(), chosen - chosen.detach(), 0.0)
-    mean = packed.segments.sum(change) / packed.segments.lengths.clamp_min(1)
-    return packed, (value + change - packed.segments.spread(mean)).to(x.dtype), n_empty
+    # The value without gradient, plus what has the right derivatives and is zero.
+    change = packed.segments.clear_padding(change)
+    grown = _grow_linear(change, packed.segments) if alpha == 2 else _grow_squared(change, value, packed.segments)
+    return packed, packed.segments.clear_padding(value + grown).to(x.dtype), n_empty
 
 
-def _find(scores: Tensor) -> tuple[Packed, Tensor, int]:
+def _grow_linear(change: Tensor, segments: Segments) -> Tensor:
+    """Sparsemax: on the support, the probabilities change as the scores do, minus the mean."""
+    return change - segments.spread(segments.sum(change) / segments.lengths.clamp_min(1))
+
+
+def _grow_squared(change: Tensor, value: Tensor, segments: Segments) -> Tensor:
+    """1.5-entmax: the distances change as half the scores do, minus a mean whose weights are the distances halfway.
+
+    With the weights halfway, the second derivative is right as well.
+    """
+    change, distance = change / 2, segments.clear_padding(value.sqrt())
+    halfway = distance + (change - segments.spread(_mean(change, distance, segments))) / 2
+    moved = change - segments.spread(_mean(change, halfway, segments))
+    return moved * (2 * distance + moved)
+
+
+def _mean(values: Tensor, weights: Tensor, segments: Segments) -> Tensor:
+    return segments.sum(weights * values) / segments.sum(weights).clamp_min(_TINY)
+
+
+def _find(x: Tensor, alpha: float) -> tuple[Packed, Tensor, int]:
+    """The support, its probabilities in at least single precision, and the number of rows without any."""
+    if _kernels.serve(x, alpha):
+        return _find_by_kernels(x, alpha)
+    scores = x.to(compute_dtype(x))
     if reads_in_blocks(scores) and scores.numel() > 0:
         peaks = block_peaks(scores)
-        found = solve_long(scores.contiguous(), peaks, 1) if math.isfinite(peaks.amax(-1).sum().item()) else None
+        is_regular = math.isfinite(peaks.amax(-1).sum().item())
+        found = solve_long(scores.contiguous(), peaks, EXPONENTS[alpha]) if is_regular else None
         if found is not None:
             candidates, probs = found
             is_support = probs > 0
             return candidates.select(is_support), probs[is_support], 0
-    probs = solve(scores, 2.0)
+    probs = solve(scores, alpha)
     packed, n_empty = support(probs)
     return packed, probs.reshape(-1)[packed.flat], n_empty
+
+
+def _find_by_kernels(x: Tensor, alpha: float) -> tuple[Packed, Tensor, int]:
+    from sparsum.kernels import _simplex_packed
+
+    rows, exponent = x.unsqueeze(1), EXPONENTS[alpha]
+    with _kernels.on_device_of(x):
+        found = _simplex_packed.support(rows, exponent)
+        lengths = found[1]
+        n_entries, n_empty = read_sizes(lengths.sum(), (lengths == 0).sum(), most=x.numel())
+        flat, probs = _simplex_packed.pack(rows, found, n_entries, exponent)
+    return Packed(flat, Segments.from_lengths(lengths, n_entries)), probs, n_empty

@@ -7,25 +7,27 @@ import math
 import torch
 from torch import Tensor
 
+from sparsum.simplex import _kernels
 from sparsum.simplex._anyalpha import solve_any_alpha
 from sparsum.simplex._blocks import block_peaks, reads_in_blocks, solve_long
+from sparsum.simplex._kernels import EXPONENTS
 from sparsum.simplex._thresholds import solve_short, solve_traceable
 
-# alpha -> exponent of the mappings that have an exact solver of their own
-_EXPONENTS = {2.0: 1, 1.5: 2}
 
-
-def solve(x: Tensor, alpha: float | Tensor, *, traceable: bool = False) -> Tensor:
+def solve(x: Tensor, alpha: float | Tensor, *, mask: Tensor | None = None, traceable: bool = False) -> Tensor:
     """Probabilities of the rows of ``x`` (*batch, n), n > 0, in its dtype; ``alpha`` is a number or of shape (*batch, 1).
 
     A row whose entries are all -inf gets zeros; entries of +inf share the mass of their row; a NaN makes its row NaN.
+    Only kernels take a mask, of the dimensions of ``x``, some of size 1; elsewhere the scores have it applied.
     """
+    if not traceable and isinstance(alpha, float) and _kernels.serve(x, alpha):
+        return _kernels.solve(x, alpha, mask)
     if x.ndim != 2:
         alpha = alpha.reshape(-1, 1) if isinstance(alpha, Tensor) else alpha
         return solve(x.reshape(-1, x.shape[-1]), alpha, traceable=traceable).view(x.shape)
     if not traceable and x.numel() == 0:
         return torch.empty_like(x)
-    in_blocks = not traceable and isinstance(alpha, float) and alpha in _EXPONENTS and reads_in_blocks(x)
+    in_blocks = not traceable and isinstance(alpha, float) and alpha in EXPONENTS and reads_in_blocks(x)
     peaks = block_peaks(x) if in_blocks else x
     peak = peaks.amax(-1, keepdim=True)
     # One number tells whether all maxima are finite. If their sum overflows, the way for odd rows is right as well.
@@ -47,7 +49,7 @@ def _solve_regular(
         return solve_any_alpha(rows - peak, alpha, traceable=traceable or rows.is_cuda)
     if alpha == 1.0:
         return torch.softmax(rows, -1)
-    exponent = _EXPONENTS.get(alpha)
+    exponent = EXPONENTS.get(alpha)
     if exponent is None:
         return _solve_regular(rows, peak, torch.full_like(peak, alpha), None, traceable=traceable)
     if peaks is not None:

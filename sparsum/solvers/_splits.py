@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sparsum.segments import Segments
 from sparsum.simplex import sparsemax
+from sparsum.solvers import _fused_splits
 from sparsum.solvers._abstract import AbstractSolver, Solution
 from sparsum.solvers._projections import bit_marginals
 from sparsum.solvers._rows import pack_kept
@@ -59,6 +60,8 @@ class Nested(AbstractSolver):
             return _split_groups(scores)
         if not isinstance(structure, Bits):
             raise TypeError(f"Nested takes Bits and Groups, got {structure!r}; ActiveSet takes any structure")
+        if _fused_splits.takes(scores):
+            return _fused_splits.split(scores, structure, systematic=False)
         marginals = bit_marginals(scores, structure)
         is_one, is_fractional = kinds(marginals)
         gaps, order = nested_gaps(marginals, is_fractional)
@@ -98,6 +101,8 @@ class Systematic(AbstractSolver):
         """Split the marginals of all rows; takes `Bits`, `Budget` and `Subset`."""
         if not isinstance(structure, Bits | Budget | Subset):
             raise TypeError(f"Systematic takes Bits, Budget and Subset, got {structure!r}; ActiveSet takes any structure")
+        if _fused_splits.takes(scores):
+            return _fused_splits.split(scores, structure, systematic=True)
         marginals = bit_marginals(scores, structure)
         is_one, is_fractional = kinds(marginals)
         gaps, order, whole = systematic_gaps(marginals, is_fractional)
@@ -155,7 +160,7 @@ def _solution(atoms: Tensor, gaps: Tensor, chosen: Tensor, segments: Segments, d
     zeros = torch.zeros(n_rows, dtype=torch.int64, device=device)
     is_solved = torch.ones(n_rows, dtype=torch.bool, device=device)
     outcome = ("optimal: a closed form",) * n_rows
-    return Solution(atoms, probs.to(dtype), segments, is_solved, zeros, zeros.double(), outcome)
+    return Solution(atoms, probs.to(dtype), segments, is_solved, zeros, zeros.view(torch.float64), outcome)
 
 
 def _prefix_sums(inner: Tensor, is_fractional: Tensor) -> Tensor:

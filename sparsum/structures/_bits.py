@@ -31,6 +31,16 @@ class AbstractBits(AbstractStructure):
         if scores.shape[-1] != self.n:
             raise ValueError(f"scores for {self!r} must have shape (*batch, {self.n}), got {tuple(scores.shape)}")
 
+    def kbest(
+        self,
+        scores: Tensor,  # shape: (n_rows, n)
+        k: int,
+    ) -> tuple[Tensor, Tensor]:
+        """The k best atoms of each row, (n_rows, n_best, n), and which are allowed, (n_rows, n_best)."""
+        atoms = self.topk(scores, k)
+        # All are different, so that only those are not allowed that set a bit which is forbidden: no need of their scores.
+        return atoms, ~((atoms != 0) & (scores == -torch.inf).unsqueeze(1)).any(-1)
+
     def quadratic(
         self,
         flat: Tensor,  # shape: (n_rows, n)
@@ -89,8 +99,8 @@ class Bits(AbstractBits):
     ) -> Tensor:
         """The best bit vectors, best first: (*batch, min(k, 2**n), n)."""
         check_k(k)
-        best, rows = (tensor.reshape(-1, self.n) for tensor in (self.argmax(scores), scores.detach()))
-        atoms = best_bits(rows, best, min(k, 2**self.n))
+        self.check_scores(scores)
+        atoms = best_bits(scores.detach().reshape(-1, self.n), min(k, 2**self.n))
         return atoms.view(*scores.shape[:-1], *atoms.shape[1:])
 
     def log_count(self) -> float:

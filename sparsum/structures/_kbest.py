@@ -16,6 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparsum import kernels
+from sparsum.simplex._kernels import on_device_of
+
 
 class Smallest(NamedTuple):
     """The smallest entries along the last dimension, in order, and where they are."""
@@ -113,16 +116,31 @@ def undominated_sets(k: int, width: int, device: torch.device) -> Sets:
     return Sets(tuple(levels), torch.cat(filled or [members]).to(device))
 
 
+@lru_cache(maxsize=64)
+def _sets_as_bits(k: int, width: int, device: torch.device) -> Tensor:
+    """The same table with the positions of each set as the bits of a number: (n_sets,), int64."""
+    members = undominated_sets(k, width, torch.device("cpu")).members
+    return torch.tensor([sum(1 << position for position in set(row)) for row in members.tolist()], device=device)
+
+
 def best_bits(
     scores: Tensor,  # shape: (n_rows, n)
-    best: Tensor,  # shape: (n_rows, n), the best bits
     k: int,
 ) -> Tensor:
-    """The k best of all bit vectors, best first: (n_rows, k, n).
+    """The k best of all bit vectors, best first, 0/1 in the scores' dtype: (n_rows, k, n).
 
     Flipping bits of the best vector costs the absolute value of their scores, so that the k - 1 smallest of these are
     enough: a table of sets, one top-k of the bits, one of the sets.
     """
+    is_plain = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+    if k > 1 and is_plain and kernels.serve(scores):
+        from sparsum.kernels import _best_bits
+
+        if scores.shape[-1] <= _best_bits.MOST_BITS and k <= _best_bits.MOST_BEST:
+            table = _sets_as_bits(k, min(k - 1, scores.shape[-1]), scores.device)
+            with on_device_of(scores):
+                return _best_bits.best(scores, table, k)
+    best = (scores > 0).to(scores.dtype)
     if k == 1:
         return best.unsqueeze(1)
     near = smallest(scores.abs(), min(k - 1, scores.shape[-1]))

@@ -1,0 +1,101 @@
+"""The likelihood of images with categorical pixels against what the arithmetic and the memory allow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from benchmarks.gpu._table import Line, graph_milliseconds, milliseconds
+from sparsum.experiments.likelihood import _evaluate_in_chunks, pixel_log_likelihood
+
+# ruff: noqa: ANN001, ANN202, N803
+# mypy: disable-error-code="no-untyped-def"
+
+_N_PIXELS, _N_LEVELS, _RANK = 784, 256, 5
+# Per pixel and level, besides one exponential: the logit, the maximum, a difference and a sum; then the products of the
+# probabilities with the map and with the features, and their sum.
+_FORWARD, _BACKWARD = _RANK + 3, 2 * _RANK + 1
+_PROGRAMS, _BLOCK, _ROUNDS = 132 * 64, 1024, 2048
+
+
+@triton.jit
+def _arithmetic(out, n_rounds, IS_EXPONENTIAL: tl.constexpr, BLOCK: tl.constexpr):
+    """Nothing but exponentials, or multiplications with additions, in registers."""
+    y = tl.arange(0, BLOCK) * 1e-3
+    for _ in range(n_rounds // 16):
+        for _ in tl.static_range(16):
+            y = tl.exp2(-y) if IS_EXPONENTIAL else y * 0.999 + 1e-3
+    tl.store(out + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), y)
+
+
+def rate(*, is_exponential: bool) -> float:
+    """Operations per millisecond."""
+    out = torch.empty(_PROGRAMS * _BLOCK, device="cuda")
+
+    def run() -> None:
+        _arithmetic[(_PROGRAMS,)](out, _ROUNDS, IS_EXPONENTIAL=is_exponential, BLOCK=_BLOCK, num_warps=4)
+
+    return _PROGRAMS * _BLOCK * _ROUNDS / graph_milliseconds(run, calls=2, turns=5)
+
+
+def bandwidth() -> float:
+    """Bytes that are copied, read and written ones together, per millisecond."""
+    source = torch.empty(2**28, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / graph_milliseconds(lambda: target.copy_(source), calls=4, turns=5)
+
+
+def lines() -> Iterator[Line]:
+    """Forward alone, and forward with backward, for several numbers of images."""
+    exps, multiplications, speed = rate(is_exponential=True), rate(is_exponential=False), bandwidth()
+    yield Line("exponentials, multiply-adds, bytes per second", f"{exps:.2e}, {multiplications:.2e}, {speed:.2e} thousand")
+    for n in (64, 640, 6400):
+        tensors, x = _inputs(n)
+        leaves = [tensor.requires_grad_() for tensor in tensors]
+
+        def forward(leaves: list[Tensor] = leaves, x: Tensor = x) -> Tensor:
+            with torch.no_grad():
+                return pixel_log_likelihood(leaves[0], leaves[1], leaves[2], x)
+
+        def both(leaves: list[Tensor] = leaves, x: Tensor = x) -> tuple[Tensor, ...]:
+            return torch.autograd.grad(pixel_log_likelihood(leaves[0], leaves[1], leaves[2], x).sum(), leaves)
+
+        n_pairs, n_read = n * _N_PIXELS * _N_LEVELS, n * _N_PIXELS * (4 * _RANK + 1)
+        for name, function, n_operations, n_bytes in (
+            ("forward", forward, _FORWARD, n_read + 4 * n),
+            ("forward and backward", both, _FORWARD + _BACKWARD, n_read + 4 * n * _N_PIXELS * _RANK),
+        ):
+            times = {"memory": n_bytes / speed, "exponentials": n_pairs / exps}
+            times["multiply-adds"] = n_pairs * n_operations / multiplications
+            floor = max(times.values())
+            time, wall = graph_milliseconds(function, calls=5), milliseconds(function)
+            yield Line(
+                f"likelihood of {n} images, {name}",
+                f"{time:.3f} ms ({time / floor:.2f} x floor; {wall:.3f} as a program sees it)",
+                f"{3 * floor:.3f} ms",
+                time <= 3 * floor,
+                ", ".join(f"{what} {value:.4f}" for what, value in times.items()) + " ms",
+                "sums over the lanes of a warp" + ("" if function is forward else ", partial sums, scaling by the gradient"),
+            )
+    yield _twin()
+
+
+def _twin() -> Line:
+    (features, weight, bias), x = _inputs(640)
+
+    def twin() -> object:
+        return _evaluate_in_chunks(features, weight, bias, x, needs_features=True, needs_map=True)
+
+    return Line("the same in plain torch, 640 images, forward with derivatives", f"{milliseconds(twin, turns=5):.3f} ms")
+
+
+def _inputs(n: int) -> tuple[list[Tensor], Tensor]:
+    generator = torch.Generator("cuda").manual_seed(0)
+    shapes = [(n, _N_PIXELS, _RANK), (_N_LEVELS, _RANK), (_N_LEVELS,)]
+    tensors = [torch.randn(shape, device="cuda", generator=generator) for shape in shapes]
+    x = torch.randint(0, _N_LEVELS, (n, _N_PIXELS), device="cuda", generator=generator, dtype=torch.uint8)
+    return tensors, x

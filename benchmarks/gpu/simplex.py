@@ -1,0 +1,163 @@
+"""Sparsemax and 1.5-entmax: time of their kernels against `torch.softmax`, a copy and the package ``entmax``."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import sparsum as sp
+from benchmarks.gpu._table import Line, graph_milliseconds, milliseconds
+from sparsum.simplex._packed import packed_entmax
+
+Mapping = Callable[[Tensor], Tensor]
+
+_LARGE = ((4096, 4096), (4096, 32768))
+_SMALL = ((64, 10), (64, 256))
+_LONG = (256, 262144)
+# Inputs are rotated until they are together larger than the cache of the device, which is 50 MB on an H200.
+_CACHE = 120e6
+
+
+def lines() -> Iterator[Line]:
+    """All figures of this file."""
+    bandwidth = _copy_bandwidth()
+    yield Line("copy of (4096, 32768) float32", f"{bandwidth / 1e9:.2f} TB/s", floor="what the floors below divide by")
+    for shape, dtype in itertools.product(_LARGE, (torch.float32, torch.bfloat16)):
+        yield from _forward(shape, dtype, bandwidth, softmax_limit=1.0, copy_limit=1.35)
+        yield from _both_ways(shape, dtype, bandwidth)
+    for shape in _SMALL:
+        yield from _forward(shape, torch.float32, bandwidth, softmax_limit=1.5)
+    yield from _forward(_LONG, torch.float32, bandwidth, softmax_limit=1.3)
+    yield from _paths()
+    yield from _packed()
+    yield from _against_entmax()
+
+
+def _copy_bandwidth() -> float:
+    """Bytes per millisecond, read and written."""
+    x = torch.zeros(4096, 32768, device="cuda")
+    return 2 * _size(x) / _time_copy([x])
+
+
+def _time_copy(inputs: list[Tensor]) -> float:
+    """The faster of `torch.clone`, which in a CUDA graph may be left to a slow copy engine, and a kernel that copies."""
+    return min(_time_forward(mapping, inputs) for mapping in (Tensor.clone, _copy))
+
+
+def _size(x: Tensor) -> int:
+    return x.numel() * x.element_size()
+
+
+def _inputs(shape: tuple[int, int], dtype: torch.dtype) -> list[Tensor]:
+    size = shape[0] * shape[1] * dtype.itemsize
+    count = 1 if size > _CACHE else min(int(_CACHE / size) + 1, 20)
+    return [torch.randn(shape, device="cuda").to(dtype) for _ in range(count)]
+
+
+def _time_forward(mapping: Mapping, inputs: list[Tensor]) -> float:
+    turn = itertools.cycle(inputs)
+    with torch.no_grad():
+        return graph_milliseconds(lambda: mapping(next(turn)), calls=max(len(inputs), 4))
+
+
+def _time_both(mapping: Mapping, inputs: list[Tensor]) -> float:
+    turn = itertools.cycle([x.detach().requires_grad_() for x in inputs])
+    grad = torch.randn_like(inputs[0])
+
+    def step() -> Any:
+        x = next(turn)
+        return torch.autograd.grad(mapping(x), x, grad)
+
+    return graph_milliseconds(step, calls=max(len(inputs), 4))
+
+
+def _copy(x: Tensor) -> Tensor:
+    return x.mul(1)
+
+
+def _softmax(x: Tensor) -> Tensor:
+    return torch.softmax(x, -1)
+
+
+def _name(shape: tuple[int, int], dtype: torch.dtype) -> str:
+    return f"{shape} {str(dtype).removeprefix('torch.')}"
+
+
+def _floor(n_bytes: float, bandwidth: float) -> str:
+    return f"{n_bytes / 1e6:.3g} MB, {n_bytes / bandwidth:.4f} ms"
+
+
+def _forward(
+    shape: tuple[int, int], dtype: torch.dtype, bandwidth: float, *, softmax_limit: float, copy_limit: float | None = None
+) -> Iterator[Line]:
+    inputs, name = _inputs(shape, dtype), _name(shape, dtype)
+    ours, softmax, copy = _time_forward(sp.sparsemax, inputs), _time_forward(_softmax, inputs), _time_copy(inputs)
+    floor = _floor(2 * _size(inputs[0]), bandwidth)
+    yield _ratio(f"sparsemax {name} / softmax", ours, softmax, softmax_limit, floor)
+    if copy_limit is not None:
+        yield _ratio(f"sparsemax {name} / copy", ours, copy, copy_limit, floor)
+    entmax15 = _time_forward(sp.entmax15, inputs)
+    yield Line(f"entmax15 {name} / softmax", f"{entmax15 / softmax:.2f}x ({entmax15:.4f} ms)", floor=floor)
+
+
+def _both_ways(shape: tuple[int, int], dtype: torch.dtype, bandwidth: float) -> Iterator[Line]:
+    inputs = _inputs(shape, dtype)
+    ours, softmax = _time_both(sp.sparsemax, inputs), _time_both(_softmax, inputs)
+    # Scores are read and probabilities written; these are read and a gradient written; the other is read on the support.
+    floor = _floor(4 * _size(inputs[0]), bandwidth)
+    yield _ratio(f"sparsemax forward and backward {_name(shape, dtype)} / softmax", ours, softmax, 1.0, floor)
+
+
+def _ratio(what: str, ours: float, other: float, most: float, floor: str) -> Line:
+    gap = "Newton's steps, and reading again where there is support"
+    measured = f"{ours / other:.2f}x ({ours:.4f} / {other:.4f} ms)"
+    return Line(what, measured, f"<= {most:g}x", ours <= most * other, floor, gap)
+
+
+def _paths() -> Iterator[Line]:
+    """The kernels side by side where the table in `sparsum.kernels._simplex` chooses between them."""
+    from sparsum.kernels import _simplex
+
+    for shape, dtype in itertools.product(_LARGE, (torch.float32, torch.bfloat16)):
+        inputs = [x.unsqueeze(1) for x in _inputs(shape, dtype)]
+        paths = ("tile", "groups") if shape[1] <= 4096 else ("groups", "split")
+        times = {path: _time_forward(partial(_simplex.forward, mask=None, exponent=1, path=path), inputs) for path in paths}
+        measured = ", ".join(f"{path} {time:.4f} ms" for path, time in times.items())
+        chosen = _simplex.path_for(shape[1], dtype.itemsize)
+        yield Line(f"kernels for {_name(shape, dtype)}, {chosen} in use", measured)
+
+
+def _packed() -> Iterator[Line]:
+    """The support alone, as a program sees it, with its one wait for the device."""
+    for shape in ((64, 256), (4096, 4096), _LONG):
+        x = torch.randn(shape, device="cuda")
+        times = [milliseconds(partial(packed_entmax, x, alpha)) for alpha in (2.0, 1.5)]
+        dense = milliseconds(partial(_dense_support, x))
+        measured = f"sparsemax {times[0]:.3f}, entmax15 {times[1]:.3f}; dense and nonzero {dense:.3f} ms"
+        yield Line(f"packed support of {shape}", measured)
+
+
+def _dense_support(x: Tensor) -> Tensor:
+    return sp.sparsemax(x).nonzero()
+
+
+def _against_entmax() -> Iterator[Line]:
+    try:
+        import entmax
+    except ImportError:
+        yield Line("against the package entmax", "not installed", ">= 8x, from 4096 entries on >= 15x")
+        return
+    pairs = ((sp.sparsemax, entmax.sparsemax), (sp.entmax15, entmax.entmax15))
+    for shape in (*_SMALL, (1024, 1024), *_LARGE):
+        x = torch.randn(shape, device="cuda")
+        for ours, theirs in pairs:
+            calls = 50 if x.numel() < 2e6 else 5  # enough for launches to run ahead of the device
+            fast, slow = (milliseconds(partial(mapping, x), calls=calls, turns=10) for mapping in (ours, theirs))
+            least = 15 if shape[1] >= 4096 else 8
+            what, measured = f"{ours.__name__} {shape} against entmax", f"{slow / fast:.1f}x ({fast:.4f} ms)"
+            yield Line(what, measured, f">= {least}x", slow >= least * fast)

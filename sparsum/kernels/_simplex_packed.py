@@ -1,0 +1,104 @@
+"""The packed support of sparsemax and 1.5-entmax, in two operators: between them the host learns how large it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.library import triton_op, wrap_triton
+
+from sparsum.kernels._launch import unwrapped
+from sparsum.kernels._simplex import SPLIT_SIZE, groups_for, lanes_for, options_for, path_for, scratch, tile_shape
+from sparsum.kernels._simplex_groups import split_peaks
+from sparsum.kernels._simplex_support import groups_pack, groups_support, tile_pack, tile_support
+
+
+@triton_op("sparsum::simplex_support", mutates_args={})
+def simplex_support(x: Tensor, exponent: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What there is to know of the rows of ``x`` (n_rows, 1, n) before their support is packed.
+
+    Returns:
+        The solution (n_rows, 3), lengths of the support (n_rows,), 0 for a row without any or with a NaN, and for long
+        rows the groups that can hold support (n_rows, n_groups) and their number (n_rows,).
+    """
+    return support(x, exponent, wrap=wrap_triton)
+
+
+@triton_op("sparsum::simplex_pack", mutates_args={})
+def simplex_pack(
+    x: Tensor, solution: Tensor, lengths: Tensor, ids: Tensor, n_ids: Tensor, n_entries: int, exponent: int
+) -> tuple[Tensor, Tensor]:
+    """Positions, sorted, in the flattened ``x`` (n_rows, 1, n), and probabilities of its support.
+
+    Where there is room for more than the support, positions at the end are the last of ``x``, with probability 0.
+    """
+    return pack(x, (solution, lengths, ids, n_ids), n_entries, exponent, wrap=wrap_triton)
+
+
+def support(x: Tensor, exponent: int, *, wrap: Any = unwrapped, path: str = "") -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`simplex_support` without torch's dispatcher; ``path`` forces one of tile, groups, split."""
+    n_rows, _, n = x.shape
+    path = path or path_for(n, x.dtype.itemsize)
+    options = options_for(x, exponent)
+    acc = torch.float64 if x.dtype == torch.float64 else torch.float32
+    solution = torch.empty((n_rows, 3), dtype=acc, device=x.device)
+    lengths = torch.empty((n_rows,), dtype=torch.int64, device=x.device)
+    n_ids = torch.empty((n_rows,), dtype=torch.int32, device=x.device)
+    if path == "tile":
+        rows, block, warps = tile_shape(n, 1)
+        lanes, width = lanes_for(rows, block, warps, x.dtype.itemsize)
+        wrap(tile_support)[((n_rows + rows - 1) // rows,)](
+            x, solution, lengths, n_rows, n, 1, *x.stride(), EXPONENT=exponent, TOLERANCE=options["TOLERANCE"],
+            LANES=lanes, WIDTH=width, ROWS=rows, BLOCK=block, IS_DOUBLE=options["IS_DOUBLE"], num_warps=warps,
+        )  # fmt: skip
+        return solution, lengths, torch.empty((n_rows, 0), dtype=torch.int32, device=x.device), n_ids
+    cut = groups_for(n)
+    n_groups = -(-n // cut.size)
+    peaks, ids = scratch(x, n_groups)
+    if path == "split":
+        _read_split(wrap, x, peaks, n_groups, options)
+    wrap(groups_support)[(n_rows,)](
+        x, peaks, ids, solution, lengths, n_ids, n, n_groups, 1, *x.stride(),
+        EXPONENT=exponent, TOLERANCE=options["TOLERANCE"], SLACK=options["SLACK"], READ=path != "split", GROUP=cut.size,
+        CHUNK=cut.chunk, BATCH=cut.batch, GROUPS=triton.next_power_of_2(int(n_groups)), IS_DOUBLE=options["IS_DOUBLE"],
+        num_warps=cut.warps,
+    )  # fmt: skip
+    return solution, lengths, ids, n_ids
+
+
+def _read_split(wrap: Any, x: Tensor, peaks: Tensor, n_groups: int, options: dict[str, Any]) -> None:
+    """The maxima of long rows, by several programs each."""
+    n_rows, _, n = x.shape
+    cut = groups_for(n)
+    n_each = SPLIT_SIZE // cut.size
+    wrap(split_peaks)[(n_rows, -(-n_groups // n_each))](
+        x, x, x, peaks, n, n_groups, n_each, 1, *x.stride(), *x.stride(), *x.stride(),
+        HAS_MASK=False, ZERO=False, GROUP=cut.size, CHUNK=cut.chunk, IS_DOUBLE=options["IS_DOUBLE"], num_warps=cut.warps,
+    )  # fmt: skip
+
+
+def pack(
+    x: Tensor, found: tuple[Tensor, Tensor, Tensor, Tensor], n_entries: int, exponent: int, *, wrap: Any = unwrapped
+) -> tuple[Tensor, Tensor]:
+    """`simplex_pack` without torch's dispatcher, for what `support` found."""
+    solution, lengths, ids, n_ids = found
+    n_rows, _, n = x.shape
+    flat = torch.full((n_entries,), max(n_rows * n - 1, 0), dtype=torch.int64, device=x.device)
+    packed = torch.zeros((n_entries,), dtype=solution.dtype, device=x.device)
+    starts = lengths.cumsum(0) - lengths
+    is_double = x.dtype == torch.float64
+    if ids.shape[1] == 0:
+        rows, block, warps = tile_shape(n, 1)
+        wrap(tile_pack)[((n_rows + rows - 1) // rows,)](
+            x, solution, starts, flat, packed, n_rows, n, n_entries, 1, *x.stride(),
+            EXPONENT=exponent, ROWS=rows, BLOCK=block, IS_DOUBLE=is_double, num_warps=warps,
+        )  # fmt: skip
+        return flat, packed
+    cut = groups_for(n)
+    wrap(groups_pack)[(n_rows,)](
+        x, ids, solution, starts, n_ids, flat, packed, n, ids.shape[1], n_entries, 1, *x.stride(),
+        EXPONENT=exponent, GROUP=cut.size, BATCH=cut.batch, IS_DOUBLE=is_double, num_warps=cut.warps,
+    )  # fmt: skip
+    return flat, packed
