@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Segments", "may_be_padded", "positions_of", "read_sizes", "reading_sizes"]
+from sparsum import kernels
+
+__all__ = ["Segments", "may_be_padded", "positions_of", "read_sizes", "read_stacked", "reading_sizes"]
 
 #: Takes the tensor of the sizes, and the largest that the first can be, in the place of `read_sizes`.
 Reader = Callable[[Tensor, int], list[int]]
@@ -116,7 +118,16 @@ def read_sizes(n: Tensor, *others: Tensor, most: int) -> list[int]:
     Nothing else in the library waits for a GPU when it makes a sparse distribution. Within `reading_sizes` the first number
     may come out larger, and what is packed is then padded.
     """
-    sizes, reader = torch.stack([n, *others]), _reader.get()
+    return read_stacked(torch.stack([n, *others]), most=most)
+
+
+def read_stacked(
+    sizes: Tensor,  # shape: (n_sizes,), int64
+    *,
+    most: int,
+) -> list[int]:
+    """As `read_sizes`, for numbers that are in one tensor already."""
+    reader = _reader.get()
     return sizes.tolist() if reader is None else reader(sizes, most)
 
 
@@ -151,12 +162,25 @@ def _reduce(values: Tensor, row: Tensor, lengths: Tensor) -> Tensor:
 
     They add one entry after the other, so long rows are added in float64 to keep their digits.
     """
+    if kernels.serve(values) and _is_kernels_job(values, lengths):
+        from sparsum.kernels._segments import segment_sum
+
+        return segment_sum(values.contiguous(), lengths)
     if values.dtype == torch.float32 and (values.ndim == 1 or len(values) > _LONG * len(lengths)):
         return _reduce(values.double(), row, lengths).float()
     if values.ndim == 1 or values.is_cuda:
         return torch.segment_reduce(values, "sum", lengths=lengths, unsafe=True, initial=0.0)
     # On the CPU, adding one entry after the other is deterministic and, for wide entries, several times faster.
     return values.new_zeros(len(lengths), *values.shape[1:]).index_add_(0, row, values)
+
+
+def _is_kernels_job(values: Tensor, lengths: Tensor) -> bool:
+    """Whether the kernel takes these rows, on the current device and outside of graphs that are compiled."""
+    from sparsum.kernels._segments import MOST_ROWS
+
+    is_eager = not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
+    is_here = values.get_device() == torch.cuda.current_device()
+    return is_eager and is_here and type(values) is Tensor and 0 < len(lengths) <= MOST_ROWS
 
 
 class _Sum(torch.autograd.Function):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
+from sparsum import kernels
 from sparsum.distribution import SparseDistribution
 from sparsum.estimators._abstract import AbstractEstimator, Estimate
 from sparsum.estimators._arguments import check_chunk_size, check_number
@@ -15,7 +18,9 @@ from sparsum.gibbs._choices import keeps_to
 from sparsum.gibbs._gibbs import GIBBS_STRUCTURES
 from sparsum.segments import Segments, positions_of, read_sizes
 from sparsum.simplex import entmax, entmax15, sparsemax
-from sparsum.simplex._blocks import support
+from sparsum.simplex._blocks import Packed, support
+from sparsum.simplex._kernels import EXPONENTS
+from sparsum.simplex._packed import packed_entmax
 from sparsum.solvers import AbstractSolver
 from sparsum.sparsemap import sparsemap, topk_sparsemax
 from sparsum.structures import AbstractStructure, OneOf
@@ -111,26 +116,31 @@ class Sparse(AbstractEstimator):
     def estimate(self, problem: Problem) -> Estimate:
         """The weighted sum of the losses of what has mass."""
         structure, rows = problem.structure, problem.rows
-        if isinstance(structure, OneOf):
-            scores, atoms = rows, None
-        else:
-            atoms, scores = members(problem, count_of(structure, self.max_count, "Sparse"))
-        probs = self._map(scores).to(problem.dtype)
         flat = flatten_parts(rows).detach()
-        # Over categories the mapping knows what to do with +inf; elsewhere sums of it would say nothing.
-        is_bad = flat.isnan().any(-1) if atoms is None else is_unusable(flat)
-        packed, n_bad = support(probs.detach(), is_bad)
+        if isinstance(structure, OneOf):
+            # The mapping knows what to do with +inf; elsewhere sums of it would say nothing.
+            is_bad = None
+            packed, probs, n_bad = self._support(problem.rows, is_bad)
+            atoms = packed.flat % structure.n
+        else:
+            every, scores = members(problem, count_of(structure, self.max_count, "Sparse"))
+            is_bad = is_unusable(flat)
+            packed, probs, n_bad = self._support(scores, is_bad)
+            atoms = every.flatten(0, 1)[packed.flat]
         if n_bad:
-            raise_bad_rows(is_bad | (packed.segments.lengths == 0), flat)
-        kept = packed.flat % scores.shape[-1] if atoms is None else atoms.flatten(0, 1)[packed.flat]
-        values = packed.segments.clear_padding(probs.reshape(-1).index_select(0, packed.flat))
-        q = SparseDistribution._from_segments(kept, values, packed.segments, problem.batch_shape, structure)
+            is_empty = packed.segments.lengths == 0
+            raise_bad_rows(is_empty if is_bad is None else is_empty | is_bad, flat)
+        probs = probs.to(problem.dtype)
+        q = SparseDistribution._from_segments(atoms, probs, packed.segments, problem.batch_shape, structure)
         return _sum(problem, q, self.chunk_size)
 
-    def _map(self, scores: Tensor) -> Tensor:
-        if self.alpha == 2:
-            return sparsemax(scores)
-        return entmax15(scores) if self.alpha == 1.5 else entmax(scores, self.alpha)
+    def _support(self, scores: Tensor, is_bad: Tensor | None) -> tuple[Packed, Tensor, int]:
+        """Positions and probabilities of what has mass in each row, and how many rows are bad or have nothing."""
+        if is_bad is None and self.alpha in EXPONENTS and kernels.serve(scores):
+            return packed_entmax(scores, self.alpha)
+        probs = {2.0: sparsemax, 1.5: entmax15}.get(self.alpha, functools.partial(entmax, alpha=self.alpha))(scores)
+        packed, n_bad = support(probs.detach(), is_bad)
+        return packed, packed.segments.clear_padding(probs.reshape(-1).index_select(0, packed.flat)), n_bad
 
 
 class TopK(AbstractEstimator):

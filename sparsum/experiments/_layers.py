@@ -60,8 +60,8 @@ class _Mapped(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, inner: Tensor, outer: Tensor) -> Tensor:
         from sparsum.kernels import _scalar_map
 
-        ctx.save_for_backward(x, inner, outer)
         mapped: Tensor = _scalar_map.forward(x, inner, outer)
+        ctx.save_for_backward(x, inner, outer, mapped)
         return mapped
 
     @staticmethod

@@ -49,7 +49,9 @@ class Steps:
         """Step i of an epoch; what it returns is there until the next step."""
         step: Step = self.model(self.experiment.batch(order, i, self.generator), self.generator)
         self.optimiser.zero_grad(set_to_none=True)
-        self.fabric.backward(step.objective)
+        # To wake a thread of torch's own for the gradient of a GPU takes longer than to launch it from here.
+        with torch.autograd.set_multithreading_enabled(False):
+            self.fabric.backward(step.objective)
         self.optimiser.step()
         return Step(step.objective.detach(), step.terms, step.calls)
 

@@ -209,7 +209,8 @@ class Model(torch.nn.Module):
             if isinstance(self.estimator, sp.estimators.Sparse | sp.estimators.Dense):
                 terms["expected_success"] = rights.expected(estimate.distribution)
         objective = (estimate.surrogate - self.entropy * entropy).mean()
-        return Step(objective, {name: value.mean() for name, value in terms.items()}, estimate.calls)
+        means = torch.stack(list(terms.values())).mean(-1)  # of all at once: each costs a launch
+        return Step(objective, dict(zip(terms, means.unbind(), strict=True)), estimate.calls)
 
     def _estimate(self, play: Play, rights: _Rights, generator: torch.Generator) -> sp.estimators.Estimate:
         if isinstance(self.estimator, ZeroOne):

@@ -37,7 +37,7 @@ def _forward_kernel(x_ptr, inner_ptr, outer_ptr, h_ptr, n, n_hidden, block: tl.c
 
 @triton.jit
 def _backward_kernel(
-    x_ptr, inner_ptr, outer_ptr, grad_ptr, x_grad_ptr, partial_ptr, n, n_hidden,
+    x_ptr, inner_ptr, outer_ptr, h_ptr, grad_ptr, x_grad_ptr, partial_ptr, n, n_hidden,
     n_blocks: tl.constexpr, block: tl.constexpr, hidden: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
@@ -50,9 +50,9 @@ def _backward_kernel(
         i = (program * n_blocks + b) * block + tl.arange(0, block)
         x = tl.load(x_ptr + i, mask=i < n, other=0.0)
         grad = tl.load(grad_ptr + i, mask=i < n, other=0.0)  # 0 for numbers that are not there
-        units = _sigmoid(x[:, None] * inner[None, :])
-        h = _sigmoid(tl.sum(units * outer[None, :], 1))
+        h = tl.load(h_ptr + i, mask=i < n, other=0.0)
         grad = grad * h * (1 - h)
+        units = _sigmoid(x[:, None] * inner[None, :])
         slopes = units * (1 - units) * outer[None, :] * grad[:, None]  # of the sum, in w_k x_i
         tl.store(x_grad_ptr + i, tl.sum(slopes * inner[None, :], 1), mask=i < n)
         inner_grad += tl.sum(slopes * x[:, None], 0)
@@ -74,14 +74,14 @@ def forward(x: Tensor, inner: Tensor, outer: Tensor) -> Tensor:
 
 
 @triton_op("sparsum::scalar_map_backward", mutates_args={})
-def backward(x: Tensor, inner: Tensor, outer: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x, w and v."""
+def backward(x: Tensor, inner: Tensor, outer: Tensor, h: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x, w and v, where ``h`` is what `forward` returned."""
     x_grad, n = torch.empty_like(x), x.numel()
     n_programs = triton.cdiv(n, _BLOCK * _BLOCKS_PER_PROGRAM)
     partial = x.new_empty(n_programs, 2, len(inner))
     if n:
         wrap_triton(_backward_kernel)[(n_programs,)](
-            x, inner, outer, grad, x_grad, partial, n, len(inner),
+            x, inner, outer, h, grad, x_grad, partial, n, len(inner),
             n_blocks=_BLOCKS_PER_PROGRAM, block=_BLOCK, hidden=triton.next_power_of_2(len(inner)), num_warps=_WARPS,
         )  # fmt: skip
     of_inner, of_outer = partial.sum(0).unbind()

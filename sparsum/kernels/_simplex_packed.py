@@ -12,7 +12,16 @@ from torch.library import triton_op, wrap_triton
 from sparsum.kernels._launch import unwrapped
 from sparsum.kernels._simplex import SPLIT_SIZE, groups_for, lanes_for, options_for, path_for, scratch, tile_shape
 from sparsum.kernels._simplex_groups import split_peaks
-from sparsum.kernels._simplex_support import groups_pack, groups_support, tile_pack, tile_support
+from sparsum.kernels._simplex_support import (
+    groups_pack,
+    groups_support,
+    packed_backward,
+    tile_pack,
+    tile_support,
+)
+
+# How many lengths a program adds up at a time to know where its rows begin, and how much padding it writes.
+_AT_ONCE = 256
 
 
 @triton_op("sparsum::simplex_support", mutates_args={})
@@ -29,8 +38,8 @@ def simplex_support(x: Tensor, exponent: int) -> tuple[Tensor, Tensor, Tensor, T
 @triton_op("sparsum::simplex_pack", mutates_args={})
 def simplex_pack(
     x: Tensor, solution: Tensor, lengths: Tensor, ids: Tensor, n_ids: Tensor, n_entries: int, exponent: int
-) -> tuple[Tensor, Tensor]:
-    """Positions, sorted, in the flattened ``x`` (n_rows, 1, n), and probabilities of its support.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Positions, sorted, in the flattened ``x`` (n_rows, 1, n), probabilities and rows of its support.
 
     Where there is room for more than the support, positions at the end are the last of ``x``, with probability 0.
     """
@@ -81,24 +90,41 @@ def _read_split(wrap: Any, x: Tensor, peaks: Tensor, n_groups: int, options: dic
 
 def pack(
     x: Tensor, found: tuple[Tensor, Tensor, Tensor, Tensor], n_entries: int, exponent: int, *, wrap: Any = unwrapped
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """`simplex_pack` without torch's dispatcher, for what `support` found."""
     solution, lengths, ids, n_ids = found
     n_rows, _, n = x.shape
-    flat = torch.full((n_entries,), max(n_rows * n - 1, 0), dtype=torch.int64, device=x.device)
-    packed = torch.zeros((n_entries,), dtype=solution.dtype, device=x.device)
-    starts = lengths.cumsum(0) - lengths
+    flat, of_row = torch.empty((2, n_entries), dtype=torch.int64, device=x.device).unbind()
+    packed = torch.empty((n_entries,), dtype=solution.dtype, device=x.device)
+    if not n_rows:
+        return flat, packed, of_row
     is_double = x.dtype == torch.float64
     if ids.shape[1] == 0:
         rows, block, warps = tile_shape(n, 1)
         wrap(tile_pack)[((n_rows + rows - 1) // rows,)](
-            x, solution, starts, flat, packed, n_rows, n, n_entries, 1, *x.stride(),
-            EXPONENT=exponent, ROWS=rows, BLOCK=block, IS_DOUBLE=is_double, num_warps=warps,
+            x, solution, lengths, flat, packed, of_row, n_rows, n, n_entries, 1, *x.stride(),
+            EXPONENT=exponent, ROWS=rows, BLOCK=block, AT_ONCE=_AT_ONCE, IS_DOUBLE=is_double, num_warps=warps,
         )  # fmt: skip
-        return flat, packed
+        return flat, packed, of_row
     cut = groups_for(n)
     wrap(groups_pack)[(n_rows,)](
-        x, ids, solution, starts, n_ids, flat, packed, n, ids.shape[1], n_entries, 1, *x.stride(),
-        EXPONENT=exponent, GROUP=cut.size, BATCH=cut.batch, IS_DOUBLE=is_double, num_warps=cut.warps,
+        x, ids, solution, lengths, n_ids, flat, packed, of_row, n, ids.shape[1], n_entries, 1, *x.stride(),
+        EXPONENT=exponent, GROUP=cut.size, BATCH=cut.batch, AT_ONCE=_AT_ONCE, IS_DOUBLE=is_double, num_warps=cut.warps,
     )  # fmt: skip
-    return flat, packed
+    return flat, packed, of_row
+
+
+def pull(
+    grad: Tensor,  # shape: (n_entries,)
+    flat: Tensor,  # shape: (n_entries,)
+    probs: Tensor,  # shape: (n_entries,)
+    lengths: Tensor,  # shape: (n_rows,)
+    n: int,
+    exponent: int,
+) -> Tensor:
+    """The gradient of the scores, (n_rows, n), from that of the packed probabilities: 0 but on the support."""
+    result = grad.new_zeros(len(lengths), n)
+    unwrapped(packed_backward)[(len(lengths),)](
+        grad, flat, probs, lengths, result, EXPONENT=exponent, ENTRIES=128, AT_ONCE=_AT_ONCE, num_warps=4
+    )
+    return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from sparsum.kernels._segments import start_of
 from sparsum.kernels._simplex_groups import columns_of, find_groups, load_peaks, load_shifted, read_peaks, solve_groups
 from sparsum.kernels._simplex_math import first_guess, load_scores, probability, row_offset, shift, solve_tile
 
@@ -42,12 +43,32 @@ def tile_support(
     tl.store(lengths + row, tl.sum((is_inside & (probs > 0)).to(tl.int64), 1), mask=row < n_rows)
 
 
+@triton.jit
+def _store_entries(flat, packed, rows, to, is_kept, place, column, probs, n):
+    """Positions, probabilities and rows of some entries of the support."""
+    tl.store(flat + to, place * n + column, mask=is_kept)
+    tl.store(packed + to, probs, mask=is_kept)
+    tl.store(rows + to, place + tl.zeros_like(column).to(tl.int64), mask=is_kept)
+
+
+@triton.jit
+def _pad(flat, packed, rows, begin, n_entries, n_rows, n, AT_ONCE: tl.constexpr):
+    """What is stored where there is room for more than the support: the last position, with probability 0."""
+    while begin < n_entries:
+        at = begin + tl.arange(0, AT_ONCE)
+        nothing = tl.zeros([AT_ONCE], tl.int64)
+        tl.store(flat + at, nothing + n_rows * n - 1, mask=at < n_entries)
+        tl.store(packed + at, tl.zeros([AT_ONCE], tl.float32), mask=at < n_entries)
+        tl.store(rows + at, nothing + n_rows - 1, mask=at < n_entries)
+        begin += AT_ONCE
+
+
 @triton.jit(do_not_specialize=["n_rows", "n_entries"])
 def tile_pack(
-    x, solution, starts, flat, packed, n_rows, n, n_entries, inner, xo, xi, xc,
-    EXPONENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, IS_DOUBLE: tl.constexpr,
+    x, solution, lengths, flat, packed, rows, n_rows, n, n_entries, inner, xo, xi, xc,
+    EXPONENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr, IS_DOUBLE: tl.constexpr,
 ):  # fmt: skip
-    """Positions and probabilities of the support of ROWS rows."""
+    """Positions, probabilities and rows of the support of ROWS rows; the last program pads."""
     ACC: tl.constexpr = tl.float64 if IS_DOUBLE else tl.float32
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_row = row < n_rows
@@ -61,11 +82,14 @@ def tile_pack(
     step = tl.load(solution + place * 3 + 2, mask=is_row, other=0.0)
     probs = probability(shift(scores, peak[:, None], EXPONENT), threshold[:, None], step[:, None], EXPONENT)
     is_support = is_inside & (probs > 0)
-    start = tl.load(starts + row, mask=is_row, other=0)
+    length = tl.load(lengths + row, mask=is_row, other=0)
+    before = start_of(lengths, tl.program_id(0) * ROWS, AT_ONCE)
+    start = before + tl.cumsum(length, 0) - length
     to = start[:, None] + tl.cumsum(is_support.to(tl.int32), 1) - 1
     is_kept = is_support & (to < n_entries)
-    tl.store(flat + to, place[:, None] * n + column[None, :], mask=is_kept)
-    tl.store(packed + to, probs, mask=is_kept)
+    _store_entries(flat, packed, rows, to, is_kept, place[:, None], column[None, :], probs, n)
+    if tl.program_id(0) == tl.num_programs(0) - 1:
+        _pad(flat, packed, rows, before + tl.sum(length, 0), n_entries, n_rows, n, AT_ONCE)
 
 
 @triton.jit(do_not_specialize=["n_groups"])
@@ -102,10 +126,10 @@ def groups_support(
 
 @triton.jit(do_not_specialize=["n_groups", "n_entries"])
 def groups_pack(
-    x, ids, solution, starts, n_ids, flat, packed, n, n_groups, n_entries, inner, xo, xi, xc,
-    EXPONENT: tl.constexpr, GROUP: tl.constexpr, BATCH: tl.constexpr, IS_DOUBLE: tl.constexpr,
+    x, ids, solution, lengths, n_ids, flat, packed, rows, n, n_groups, n_entries, inner, xo, xi, xc,
+    EXPONENT: tl.constexpr, GROUP: tl.constexpr, BATCH: tl.constexpr, AT_ONCE: tl.constexpr, IS_DOUBLE: tl.constexpr,
 ):  # fmt: skip
-    """Positions and probabilities of the support of a long row, from the groups that can hold it."""
+    """Positions, probabilities and rows of the support of a long row, from the groups that can hold it."""
     ACC: tl.constexpr = tl.float64 if IS_DOUBLE else tl.float32
     row = tl.program_id(0)
     x += row_offset(row, inner, xo, xi)
@@ -115,7 +139,7 @@ def groups_pack(
     threshold = tl.load(solution + place * 3 + 1)
     step = tl.load(solution + place * 3 + 2)
     n_kept = tl.load(n_ids + place)
-    reached = tl.load(starts + place)
+    reached = start_of(lengths, row, AT_ONCE)
     start = 0
     while start < n_kept:
         column, is_inside = columns_of(ids, start, n_kept, n, GROUP, BATCH)
@@ -127,7 +151,38 @@ def groups_pack(
         before = reached + tl.cumsum(of_group, 0) - of_group
         to = before[:, None] + tl.cumsum(count, 1) - 1
         is_kept = is_support & (to < n_entries)
-        tl.store(flat + to, place * n + column, mask=is_kept)
-        tl.store(packed + to, probs, mask=is_kept)
+        _store_entries(flat, packed, rows, to, is_kept, place, column, probs, n)
         reached += tl.sum(of_group, 0)
         start += BATCH
+    if row == tl.num_programs(0) - 1:
+        _pad(flat, packed, rows, reached, n_entries, tl.num_programs(0).to(tl.int64), n, AT_ONCE)
+
+
+@triton.jit
+def packed_backward(
+    grad, flat, probs, lengths, result, EXPONENT: tl.constexpr, ENTRIES: tl.constexpr, AT_ONCE: tl.constexpr
+):  # fmt: skip
+    """The gradient of the scores of one row, in the places of its support: s (g - mean of g by s), s = p^(2 - alpha)."""
+    row = tl.program_id(0)
+    start, n_entries = start_of(lengths, row, AT_ONCE), tl.load(lengths + row)
+    weight = tl.zeros([ENTRIES], tl.float64)
+    total = tl.zeros([ENTRIES], tl.float64)
+    begin = 0
+    while begin < n_entries:
+        at = begin + tl.arange(0, ENTRIES)
+        g = tl.load(grad + start + at, mask=at < n_entries, other=0.0).to(tl.float64)
+        p = tl.load(probs + start + at, mask=at < n_entries, other=0.0).to(tl.float64)
+        s = (p > 0).to(tl.float64) if EXPONENT == 1 else tl.sqrt(p)
+        weight += s
+        total += s * g
+        begin += ENTRIES
+    mean = tl.sum(total, 0) / tl.maximum(tl.sum(weight, 0), 1e-300)
+    begin = 0
+    while begin < n_entries:
+        at = begin + tl.arange(0, ENTRIES)
+        g = tl.load(grad + start + at, mask=at < n_entries, other=0.0).to(tl.float64)
+        p = tl.load(probs + start + at, mask=at < n_entries, other=0.0).to(tl.float64)
+        s = (p > 0).to(tl.float64) if EXPONENT == 1 else tl.sqrt(p)
+        to = tl.load(flat + start + at, mask=at < n_entries, other=0)
+        tl.store(result + to, s * (g - mean), mask=at < n_entries)
+        begin += ENTRIES

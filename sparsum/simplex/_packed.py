@@ -7,14 +7,15 @@ of the changes of :math:`z` over the support, for sparsemax with equal weights, 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparsum.segments import Segments, read_sizes
+from sparsum.segments import Segments, may_be_padded, read_stacked
 from sparsum.simplex import _kernels
 from sparsum.simplex._arguments import compute_dtype
-from sparsum.simplex._autograd import is_plain
+from sparsum.simplex._autograd import is_plain, is_transformed
 from sparsum.simplex._blocks import Packed, block_peaks, reads_in_blocks, solve_long, support
 from sparsum.simplex._kernels import EXPONENTS
 from sparsum.simplex._solve import solve
@@ -38,6 +39,9 @@ def packed_entmax(
 
     A row of nothing but -inf, or with a NaN, has no entries; the count is that of such rows. Alpha is 1.5 or 2.
     """
+    if _kernels.serve(x, alpha) and not is_transformed():
+        probs, flat, row, lengths, n_empty = _OnGPU.apply(x, alpha)
+        return Packed(flat, Segments(row, lengths, may_be_padded())), probs, n_empty
     with torch.no_grad():
         packed, value, n_empty = _find(x.detach(), alpha)  # no_grad alone would let forward-mode tangents through
     if is_plain(x, alpha):
@@ -72,8 +76,6 @@ def _mean(values: Tensor, weights: Tensor, segments: Segments) -> Tensor:
 
 def _find(x: Tensor, alpha: float) -> tuple[Packed, Tensor, int]:
     """The support, its probabilities in at least single precision, and the number of rows without any."""
-    if _kernels.serve(x, alpha):
-        return _find_by_kernels(x, alpha)
     scores = x.to(compute_dtype(x))
     if reads_in_blocks(scores) and scores.numel() > 0:
         peaks = block_peaks(scores)
@@ -88,13 +90,45 @@ def _find(x: Tensor, alpha: float) -> tuple[Packed, Tensor, int]:
     return packed, probs.reshape(-1)[packed.flat], n_empty
 
 
-def _find_by_kernels(x: Tensor, alpha: float) -> tuple[Packed, Tensor, int]:
-    from sparsum.kernels import _simplex_packed
+class _OnGPU(torch.autograd.Function):
+    """Probabilities, positions, rows and lengths of the support by kernels, and the number of rows without any."""
 
-    rows, exponent = x.unsqueeze(1), EXPONENTS[alpha]
-    with _kernels.on_device_of(x):
-        found = _simplex_packed.support(rows, exponent)
-        lengths = found[1]
-        n_entries, n_empty = read_sizes(lengths.sum(), (lengths == 0).sum(), most=x.numel())
-        flat, probs = _simplex_packed.pack(rows, found, n_entries, exponent)
-    return Packed(flat, Segments.from_lengths(lengths, n_entries)), probs, n_empty
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+        from sparsum.kernels import _segments, _simplex_packed
+
+        rows = x.unsqueeze(1)
+        with _kernels.on_device_of(x):
+            found = _simplex_packed.support(rows, EXPONENTS[alpha])
+            lengths = found[1]
+            n_entries, n_empty = read_stacked(_segments.tally(lengths), most=x.numel())
+            flat, probs, row = _simplex_packed.pack(rows, found, n_entries, EXPONENTS[alpha])
+        probs = probs.to(x.dtype)
+        ctx.alpha, ctx.n, ctx.is_padded = alpha, x.shape[-1], may_be_padded()
+        ctx.save_for_backward(probs, flat, row, lengths)
+        ctx.mark_non_differentiable(flat, row, lengths)
+        ctx.set_materialize_grads(False)
+        return probs, flat, row, lengths, n_empty
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, None]:
+        if grad is None:
+            return None, None
+        probs, flat, row, lengths = ctx.saved_tensors
+        if torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(grad):
+            segments = Segments(row, lengths, ctx.is_padded)
+            entries = _pulled(segments.clear_padding(grad), probs, segments, ctx.alpha)
+            return grad.new_zeros(len(lengths) * ctx.n).index_add(0, flat, entries).view(-1, ctx.n), None
+        from sparsum.kernels import _simplex_packed
+
+        with _kernels.on_device_of(grad):
+            return _simplex_packed.pull(grad.contiguous(), flat, probs, lengths, ctx.n, EXPONENTS[ctx.alpha]), None
+
+
+def _pulled(grad: Tensor, probs: Tensor, segments: Segments, alpha: float) -> Tensor:
+    """The gradient on the support, differentiable: the twin of the kernel."""
+    is_support = probs.detach() > 0
+    weights = is_support.to(probs.dtype)
+    if alpha == 1.5:
+        weights = torch.where(is_support, torch.where(is_support, probs, 1.0).sqrt(), 0.0)
+    return weights * (grad - segments.spread(_mean(grad, weights, segments)))
