@@ -58,7 +58,7 @@ def test_the_loss_by_hand() -> None:
     labelled, unlabelled, y = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]]), torch.tensor([4])
     step = model({"x": torch.cat([labelled, unlabelled]), "y": y}, torch.Generator().manual_seed(1))
 
-    generator = torch.Generator().manual_seed(1)
+    noise = torch.randn(11, 3, generator=torch.Generator().manual_seed(1))  # the first for the labelled image
 
     def negative_elbo(x: torch.Tensor, z: int, noise: torch.Tensor) -> torch.Tensor:
         one_hot = torch.eye(10)[z]
@@ -70,11 +70,10 @@ def test_the_loss_by_hand() -> None:
         divergence = torch.distributions.kl_divergence(q, p).sum()
         return -log_likelihood + divergence + math.log(10)  # the last is -log p(z)
 
-    wanted = negative_elbo(labelled[0], 4, torch.randn(1, 3, generator=generator)[0])
+    wanted = negative_elbo(labelled[0], 4, noise[0])
     wanted = wanted + functional.cross_entropy(model.classifier(labelled), y)
     probs = model.classifier(unlabelled)[0].softmax(0)
-    noise = torch.randn(10, 3, generator=generator)
-    expected = sum(probs[z] * negative_elbo(unlabelled[0], z, noise[z]) for z in range(10))
+    expected = sum(probs[z] * negative_elbo(unlabelled[0], z, noise[1 + z]) for z in range(10))
     entropy = -(probs * probs.log()).sum()
     wanted = wanted + 7 * (expected - entropy)
     torch.testing.assert_close(step.objective, wanted)
