@@ -18,6 +18,7 @@ from sparsum.experiments.demo import run_demo
 from sparsum.experiments.evaluate import evaluate_run
 from sparsum.experiments.registry import WrongUseError
 from sparsum.experiments.report import find_runs, summary_table, write_report
+from sparsum.experiments.results import write_records
 from sparsum.experiments.running import resume_command, run
 from sparsum.experiments.runs import RunFolder
 from sparsum.experiments.sweep import sweep_command
@@ -210,6 +211,21 @@ def report(
     _out.print(summary_table(runs))
     page = write_report(runs, runs[0] if out is None else out)
     _out.print(str(page), highlight=False, soft_wrap=True)
+
+
+@app.command()
+def record(
+    runs: Annotated[list[pathlib.Path], typer.Argument(metavar="RUNS...", help="Folders of runs, or above them.")],
+    *,
+    out: Annotated[pathlib.Path, typer.Option(help="Folder of the records.")] = pathlib.Path("results"),
+    variant: Annotated[str, typer.Option(help="How these runs differ from others of their method, for the name.")] = "",
+) -> None:
+    """Write a small file for each finished and evaluated run: what it was told and measured, without weights.
+
+    Example: sparsum record runs/signal-game/sweep --out results
+    """
+    files = write_records(runs, out, variant)
+    _out.print(f"{len(files)} records below {out}", highlight=False, soft_wrap=True)
 
 
 @app.command()

@@ -1,0 +1,124 @@
+"""Records of runs: one small file for each, to be kept with the source when the runs themselves are not.
+
+A record is ``EXPERIMENT/METHOD[-BITS][-VARIANT]/seed-N.json`` below a folder, usually ``results``. It holds what the run was
+told, what it measured at every epoch and on the test data, how long it took, and the versions that it was made with.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from sparsum.experiments._files import write_bytes
+from sparsum.experiments.registry import WrongUseError
+from sparsum.experiments.report import RunRecord, read_runs
+from sparsum.experiments.runs import RunFolder
+
+#: What every record has.
+KEYS = ("experiment", "method", "bits", "variant", "seed", "config", "epochs", "test", "seconds", "versions")
+# Which parts of an epoch's measurements are kept.
+_EPOCH = ("train", "validation", "calls", "seconds")
+# Where a run was made does not belong to what it was told.
+_PLACES = ("data_dir", "device")
+_DIGITS = 6
+
+
+def write_records(places: Iterable[pathlib.Path], out: pathlib.Path, variant: str = "") -> list[pathlib.Path]:
+    """Write the records of all runs in or below some folders; returns their files.
+
+    Args:
+        places: the folders.
+        out: the folder of the records.
+        variant: how these runs differ from others of the same method, for the name of their folder.
+
+    Raises:
+        ValueError: if a run cannot be read, is not finished or not evaluated, or two runs would have the same record; then
+            nothing is written.
+    """
+    if variant and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", variant):
+        raise WrongUseError(f"--variant must be of small letters, digits, dots and hyphens, got {variant!r}")
+    runs, problems = read_runs(places)
+    problems += [problem for run in runs if (problem := _what_is_missing(run))]
+    if problems:
+        raise ValueError("\n".join(problems))
+    records = {}
+    for run in runs:
+        record = record_of(run, variant)
+        file = out / _path(record)
+        if file in records:
+            raise ValueError(f"two runs would be {file}; give one of them a --variant: {run.path}")
+        records[file] = record
+    for file, record in records.items():
+        write_bytes(file, _text(record).encode())
+    return list(records)
+
+
+def record_of(run: RunRecord, variant: str = "") -> dict[str, Any]:
+    """The record of a run, with as many digits as mean something."""
+    config = {name: value for name, value in run.args.items() if name not in _PLACES}
+    config["data"] = pathlib.Path(str(config["data"])).name
+    record = {
+        "experiment": run.experiment,
+        "method": run.args["method"],
+        "bits": run.args.get("bits"),
+        "variant": variant or None,
+        "seed": run.args["seed"],
+        "config": config,
+        "epochs": [{name: line[name] for name in _EPOCH if name in line} for line in run.lines],
+        "test": run.test,
+        "seconds": run.seconds,
+        "versions": RunFolder(run.path).config().get("versions", {}),
+    }
+    rounded: dict[str, Any] = _rounded(record)
+    return rounded
+
+
+def read_record(file: pathlib.Path) -> RunRecord:
+    """A record as the run that it is of.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    try:
+        record = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is no JSON: {error}") from error
+    missing = [key for key in KEYS if not isinstance(record, dict) or key not in record]
+    if missing:
+        raise ValueError(f"{file} is no record of a run: it lacks {', '.join(missing)}")
+    return RunRecord(file, record["experiment"], record["config"], "", record["epochs"], record["test"])
+
+
+def _what_is_missing(run: RunRecord) -> str:
+    if not run.is_finished:
+        return f"{run.path} is not finished: it has {len(run.lines)} of {run.args['epochs']} epochs"
+    return "" if run.test else f"{run.path} is not evaluated: run sparsum evaluate {run.path}"
+
+
+def _path(record: dict[str, Any]) -> pathlib.Path:
+    parts = [record["method"], record["bits"], record["variant"]]
+    return pathlib.Path(record["experiment"], "-".join(str(part) for part in parts if part is not None)) / (
+        f"seed-{record['seed']}.json"
+    )
+
+
+def _rounded(value: Any) -> Any:
+    """The value with floats of a few significant digits."""
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
+    if isinstance(value, float) and math.isfinite(value):
+        return float(f"{value:.{_DIGITS}g}")
+    return value
+
+
+def _text(record: dict[str, Any]) -> str:
+    """JSON with a line for each epoch, so that changes can be read."""
+    epochs = ",\n".join(f"    {json.dumps(line, allow_nan=False)}" for line in record["epochs"])
+    text = json.dumps(record | {"epochs": ["EPOCHS"]}, indent=2, allow_nan=False)
+    return text.replace('[\n    "EPOCHS"\n  ]', f"[\n{epochs}\n  ]") + "\n"
