@@ -106,6 +106,13 @@ def test_a_tenth_of_each_concept_is_held_out(counts: list[int], seed: int) -> No
     assert held_out == [0 if count == 1 else max(1, round(count / 10)) for count in counts]
 
 
+def test_the_last_images_of_a_concept_are_held_out() -> None:
+    from sparsum.experiments.data._games import _held_out
+
+    concept = torch.tensor([0, 1] * 20)
+    assert _held_out(concept).nonzero().squeeze(-1).tolist() == [36, 37, 38, 39]
+
+
 NAN, ZERO = arrays(18, 6, 1)["x"], arrays(18, 6, 1)["x"]
 NAN[4, 2], ZERO[[3, 5]] = math.nan, 0
 

@@ -13,7 +13,6 @@ from sparsum.experiments.data._digits import DIGITS
 from sparsum.experiments.data._features import Features
 from sparsum.experiments.data._images import Split, load_images
 from sparsum.experiments.data._npz import FILES, Arrays, find_folder, read_npz
-from sparsum.experiments.data._permutation import fixed_permutation
 
 #: How many images a game has.
 N_IMAGES, N_IMAGES_OF_DIGITS = 16, 8
@@ -68,7 +67,7 @@ def load_games(
     - ``y`` (n,), whole numbers that say which concept is on an image;
     - optionally ``names``, what the concepts are called, either by these numbers or in their order;
 
-    and has 16 images to a game. A fixed permutation holds a tenth of each concept's training images out for validation.
+    and has 16 images to a game. The last tenth of each concept's training images is held out for validation.
 
     >>> games = load_games("digits", "data")
     >>> games.train.x.shape, games.train.n_concepts, games.n_images
@@ -134,14 +133,13 @@ def _from_files(folder: Path, train: Arrays, test: Arrays) -> Games:
 def _held_out(
     concept: Tensor,  # shape: (n,), int64
 ) -> Tensor:  # shape: (n,), bool
-    """Which images are for validation: a tenth of each concept, at least one, but never the only one."""
-    order = fixed_permutation(len(concept), "signal-game")
-    order = order[concept[order].argsort(stable=True)]
+    """Which images are for validation: the last tenth of each concept, at least one, but never the only one."""
+    order = concept.argsort(stable=True)
     count = concept.bincount()
-    place = torch.arange(len(concept)) - (count.cumsum(0) - count)[concept[order]]
+    n_left = count.cumsum(0)[concept[order]] - torch.arange(len(concept))  # of the same concept, this one included
     n_held_out = torch.where(count > 1, (count / _HELD_OUT).round().clamp_min(1), 0)
     is_held_out = torch.empty(len(concept), dtype=torch.bool)
-    is_held_out[order] = place < n_held_out[concept[order]]
+    is_held_out[order] = n_left <= n_held_out[concept[order]]
     return is_held_out
 
 
