@@ -18,6 +18,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.distributions import constraints
 
 import sparsum as sp
+from sparsum.kernels import _launch as launching
 from sparsum.segments import reading_sizes
 from sparsum.simplex import _kernels
 from sparsum.simplex._packed import packed_entmax
@@ -26,6 +27,7 @@ from tests.reference import entmax_by_root_finding, sparsemax_by_sorting
 
 kernels = pytest.importorskip("sparsum.kernels._simplex")
 packing = pytest.importorskip("sparsum.kernels._simplex_packed")
+steps = pytest.importorskip("sparsum.kernels._simplex_math")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ALPHAS = {1: 2.0, 2: 1.5}
@@ -183,7 +185,7 @@ def test_many_equal_scores_share_the_mass(path: str, exponent: int) -> None:
     assert_near(probs, expected(x, exponent), torch.float32)
 
 
-@pytest.mark.parametrize("n", [1, 2, 33, 700, 2049, 5000])
+@pytest.mark.parametrize("n", [1, 2, 33, 700, 2049, 2056, 4096, 5000])
 def test_the_blocks_in_use(n: int) -> None:
     """The table's own block sizes, at sizes around their limits."""
     x = 3 * torch.randn(2, 1, n, generator=torch.Generator().manual_seed(n))
@@ -191,6 +193,7 @@ def test_the_blocks_in_use(n: int) -> None:
         scores = x.to(DEVICE, dtype)
         probs = kernels.simplex_forward(scores, None, 2)
         assert_near(probs, expected(scores, 2), dtype)
+        assert_near(kernels.forward(scores, None, 1), expected(scores, 1), dtype)
         grad = torch.randn(2, 1, n, generator=torch.Generator().manual_seed(1)).to(DEVICE, dtype)
         wanted = _wanted_gradient(probs.double(), grad.double(), 2)
         torch.testing.assert_close(kernels.simplex_backward(probs, grad, 2).double(), wanted, atol=2e-2, rtol=0)
@@ -209,6 +212,66 @@ def test_remembered_launches() -> None:
     assert kernel.__getitem__.return_value.call_count == 4
     assert launches.call_args_list == [mock.call(x, 3, 2, 1)]
     compiled.__getitem__.assert_called_once_with((5, 1, 1))
+
+
+def test_known_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's launcher is called directly where its arguments are known and no profiler listens, else in Triton's way."""
+    knobs = pytest.importorskip("triton").knobs
+    monkeypatch.setattr("triton.runtime.driver", mock.MagicMock())
+    compiled, normal = mock.MagicMock(), mock.MagicMock()
+    start = launching._direct_starter(compiled, (7,), 0, normal)
+    start(5, 1, 1, 30, 40)
+    assert compiled.run.launch.call_args.args[:3] == (5, 1, 1)
+    assert compiled.run.launch.call_args.args[-3:] == (30, 40, 7)
+    normal.assert_not_called()
+    monkeypatch.setattr(knobs.runtime.launch_enter_hook, "calls", [print])
+    start(5, 1, 1, 30, 40)
+    normal.assert_called_once_with(5, 1, 1, 30, 40)
+
+
+def test_plans_of_scores_seen_before() -> None:
+    """A plan serves scores of its shape that are contiguous and aligned, and no others."""
+    x, start = torch.zeros(4, 16, device=DEVICE), mock.MagicMock()
+    with mock.patch.dict(launching._plans, clear=True):
+        launching.keep_plan(x, 1, launching.Plan(start, 2, (((4, 2), torch.int32),), (4, 16)))
+        launching.keep_plan(x.t(), 1, launching.Plan(start, 2, (), ()))
+        assert launching.again(x, 2) is None
+        assert launching.again(x.double(), 1) is None
+        assert launching.again(x.t(), 1) is None
+        assert launching.again(torch.zeros(65, device=DEVICE)[1:].view(4, 16), 1) is None
+        start.assert_not_called()
+        y = launching.again(x, 1)
+    assert y is not None
+    assert y.shape == x.shape
+    *pointers, peaks, ids, n_rows, n = start.call_args.args
+    assert pointers == [2, 1, 1, x.data_ptr(), x.data_ptr(), y.data_ptr()]
+    assert (peaks, n_rows, n) == (ids, 4, 16)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_fused_reductions(path: str) -> None:
+    """Two sums at once, and maxima that keep a NaN, left out elsewhere where they are interpreted, slowly."""
+    x = odd_rows(9, 0, torch.float32)
+    with small_blocks(), mock.patch.object(steps, "FUSED", steps.tl.constexpr(True)):
+        probs = kernels.forward(x.to(DEVICE).unsqueeze(1), None, 1, path=path).squeeze(1)
+    assert_near(probs, expected(x, 1), torch.float32)
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(10,), (64, 10), (3, 5, 300), (2, 3, 4, 2304), (7, 4096), (3, 5000)])
+def test_the_second_call(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """By a plan, bit for bit as the first and as with a gradient, and as of other strides, which have none."""
+    for mapping, exponent in ((sp.sparsemax, 1), (sp.entmax15, 2)):
+        x, other = (torch.randn(shape, device="cuda").to(dtype) for _ in range(2))
+        with mock.patch.dict(launching._plans, clear=True):
+            first = mapping(x)
+            assert len(launching._plans) == 1
+            with mock.patch.object(kernels, "planned_forward", side_effect=AssertionError):
+                assert torch.equal(mapping(x), first)
+                assert torch.equal(mapping(x.clone().requires_grad_()), first)
+                assert_near(mapping(other), expected(other, exponent), dtype)
+        assert torch.equal(mapping(torch.stack([x, x], -1)[..., 0]), first)
 
 
 def test_split_programs_begin_where_a_chunk_does() -> None:

@@ -57,8 +57,8 @@ def main() -> None:
             found.append(line)
         print(f"({name}: {time.perf_counter() - begin:.0f} s)", flush=True)
         text += [f"\n## {name}\n", markdown(found)]
-    if arguments.markdown:
-        arguments.markdown.write_text("\n".join(text))
+        if arguments.markdown:  # after each section: a run that is cut short leaves what it has
+            arguments.markdown.write_text("\n".join(text))
 
 
 def describe() -> str:

@@ -24,10 +24,10 @@ from sparsum.experiments.data import load_games
 from sparsum.experiments.registry import make_args
 from sparsum.experiments.sweep._mps import private_daemon
 
-_WARM_STEPS, _SECONDS = 1500, 3.0
+_WARM_STEPS, _SECONDS = 1000, 3.0
 
 
-def lines(data_dir: pathlib.Path | None = None, counts: tuple[int, ...] = (4, 16)) -> Iterator[Line]:
+def lines(data_dir: pathlib.Path | None = None, counts: tuple[int, ...] = (16,)) -> Iterator[Line]:
     """The median step of runs at the same time, against one alone, with the daemon and without it."""
     alone = statistics.median(_side_by_side(1, {}, data_dir))
     yield Line("signal game sparse, one run alone, a step in a process of its own", f"{alone:.3f} ms")

@@ -20,7 +20,7 @@ from sparsum.experiments._steps import Steps, steps_for
 from sparsum.experiments.data import load_games
 from sparsum.experiments.registry import make_args
 
-_EARLY, _WARM, _TIMED = 100, 1000, 200
+_EARLY, _WARM, _TIMED = 60, 300, 100
 
 
 def experiments(data_dir: pathlib.Path | None = None) -> Iterator[tuple[str, AbstractExperiment, float | None]]:

@@ -12,11 +12,12 @@ Its derivatives, with :math:`e` the unit vector of the observed level and :math:
     \frac{\partial}{\partial b} = \sum_i (e_{x_i} - \pi_i) .
 
 All need the same exponentials. So the forward pass computes them once, for a few images at a time, and keeps the
-derivatives, which are small, instead of the logits; what is left to backward is to scale them. On a GPU one kernel does it.
+derivatives, which are small, instead of the logits; what is left to backward is to scale them. On a GPU two kernels do it.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -88,8 +89,10 @@ class _LogLikelihood(torch.autograd.Function):
         of_features = None if by_features is None else by_features * grad[:, None, None]
         if by_map is None:
             return of_features, None, None, None
-        per_part = grad.unsqueeze(1).expand(-1, len(by_map) // max(len(grad), 1)).reshape(-1)
-        of_map = (per_part @ by_map.flatten(1)).view(by_map.shape[1:])
+        # Images first, parts after: the product then has many columns and few rows, which is what a GPU does in parallel.
+        n_parts = len(by_map) // max(len(grad), 1)
+        per_part = grad @ by_map.view(len(grad), n_parts * math.prod(by_map.shape[1:]))
+        of_map = per_part.view(n_parts, *by_map.shape[1:]).sum(0)
         return of_features, of_map[:-1].t(), of_map[-1], None
 
 

@@ -1,16 +1,22 @@
-"""Launches of kernels whose compiled form is remembered: half the time of a small mapping would go into finding it."""
+"""Launches of kernels whose compiled form is remembered: most of the time of a small mapping would go into finding it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-# What a launch was called with -> the compiled kernel and its constants; forgotten when many shapes have been seen.
-_remembered: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+# What a launch was called with -> how to launch it; forgotten when many shapes have been seen.
+_remembered: dict[tuple[Any, ...], Callable[..., None]] = {}
+# Shape, dtype, device and exponent of contiguous scores -> all of the mapping.
+_plans: dict[tuple[Any, ...], Plan] = {}
 _MOST = 4096
+_ALIGNMENT = 16
+# Versions of Triton whose launchers are called without what surrounds them.
+_KNOWN_LAUNCHERS = ("3.6",)
 
 
 class unwrapped:  # noqa: N801 (it stands where `torch.library.wrap_triton` does)
@@ -19,23 +25,116 @@ class unwrapped:  # noqa: N801 (it stands where `torch.library.wrap_triton` does
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
 
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
         return partial(_launch, self.kernel, grid)
 
 
-def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
-    """As ``kernel[grid](*args, **constants)``, where the first of ``args`` is a tensor on the current device."""
-    # All that Triton compiles for: alignment, and of the numbers some properties, so that all of them are enough.
-    seen = [(arg.dtype, arg.data_ptr() % 16) if isinstance(arg, Tensor) else arg for arg in args]
-    key = (id(kernel), args[0].get_device(), *seen, *constants.values())
-    known = _remembered.get(key)
-    if known is not None:
-        compiled, rest = known
-        compiled[(*grid, 1, 1)[:3]](*args, *rest)
+class Plan(NamedTuple):
+    """A mapping in one launch, from contiguous scores to probabilities of their shape.
+
+    Args:
+        start: launches the kernel, given the three sizes of its grid and its arguments without constants.
+        n_programs: the size of the grid.
+        rooms: shape and dtype of what the kernel writes on its way: nothing, or maxima and a list, or one for both.
+        numbers: its arguments after the tensors.
+    """
+
+    start: Callable[..., None]
+    n_programs: int
+    rooms: tuple[tuple[tuple[int, int], torch.dtype], ...]
+    numbers: tuple[int, ...]
+
+
+def again(x: Tensor, exponent: int) -> Tensor | None:
+    """What a plan for scores like ``x`` makes of them, None if there is none; on the current device, and a plain tensor."""
+    plan = _plans.get((x.shape, x.dtype, x.get_device(), exponent))
+    if plan is None or not x.is_contiguous():
+        return None
+    start, n_programs, rooms, numbers = plan
+    y = torch.empty_like(x)
+    # Given as numbers, pointers are not looked up by the driver: these two are known to be of the device.
+    source, target = x.data_ptr(), y.data_ptr()
+    if (source | target) % _ALIGNMENT:
+        return None
+    if rooms:
+        scratch = [torch.empty(shape, dtype=dtype, device=x.device) for shape, dtype in rooms]
+        start(n_programs, 1, 1, source, source, target, scratch[0].data_ptr(), scratch[-1].data_ptr(), *numbers)
+    else:
+        start(n_programs, 1, 1, source, source, target, *numbers)
+    return y
+
+
+def keep_plan(x: Tensor, exponent: int, plan: Plan | None) -> None:
+    """Let `again` use what served the rows of ``x``, if it was compiled for aligned and contiguous ones."""
+    if plan is None or not x.is_contiguous() or x.data_ptr() % _ALIGNMENT:
         return
+    if len(_plans) >= _MOST:
+        _plans.clear()
+    _plans[(x.shape, x.dtype, x.get_device(), exponent)] = plan
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> Callable[..., None] | None:
+    """As ``kernel[grid](*args, **constants)``, where the first of ``args`` is a tensor on the current device.
+
+    Returns:
+        What launches it with other tensors and the same numbers, None if it is interpreted.
+    """
+    # All that Triton compiles for: alignment, and of the numbers some properties, so that all of them are enough.
+    seen = [(arg.dtype, arg.data_ptr() % _ALIGNMENT) if isinstance(arg, Tensor) else arg for arg in args]
+    key = (id(kernel), args[0].get_device(), *seen, *constants.values())
+    start = _remembered.get(key)
+    if start is not None:
+        start(*(*grid, 1, 1)[:3], *args)
+        return start
     compiled = kernel[grid](*args, **constants)
     if compiled is None:  # interpreted
-        return
+        return None
     if len(_remembered) >= _MOST:
         _remembered.clear()
-    _remembered[key] = compiled, tuple(constants[name] for name in kernel.arg_names[len(args) :])
+    start = _starter(compiled, tuple(constants[name] for name in kernel.arg_names[len(args) :]), args[0].get_device())
+    _remembered[key] = start
+    return start
+
+
+def _starter(compiled: Any, constants: tuple[Any, ...], device: int) -> Callable[..., None]:
+    """A function of the grid's sizes and a kernel's arguments that launches it."""
+    normal = partial(_start, compiled, constants)
+    return _direct_starter(compiled, constants, device, normal) if _is_known(compiled) else normal
+
+
+def _start(compiled: Any, constants: tuple[Any, ...], x: int, y: int, z: int, *args: Any) -> None:
+    """Triton's own way."""
+    compiled[(x, y, z)](*args, *constants)
+
+
+def _is_known(compiled: Any) -> bool:
+    """Whether the kernel's launcher is one that takes what `_direct_starter` gives it."""
+    import triton
+
+    run = compiled.run
+    is_version = ".".join(triton.__version__.split(".")[:2]) in _KNOWN_LAUNCHERS
+    is_cuda = type(run).__module__ == "triton.backends.nvidia.driver" and type(run).__name__ == "CudaLauncher"
+    return is_version and is_cuda and run.global_scratch_size == 0 and run.profile_scratch_size == 0
+
+
+def _direct_starter(
+    compiled: Any, constants: tuple[Any, ...], device: int, normal: Callable[..., None]
+) -> Callable[..., None]:
+    """Triton's way without what it looks up at every launch, unless a profiler has set hooks meanwhile."""
+    from triton import knobs
+    from triton.runtime import driver
+
+    run, runtime, stream_of = compiled.run, knobs.runtime, driver.active.get_current_stream
+    launch, function, metadata = run.launch, compiled.function, compiled.packed_metadata
+    is_cooperative, is_dependent = run.launch_cooperative_grid, run.launch_pdl
+
+    def start(x: int, y: int, z: int, *args: Any) -> None:
+        if getattr(runtime.launch_enter_hook, "calls", True) or getattr(runtime.launch_exit_hook, "calls", True):
+            normal(x, y, z, *args)
+            return
+        launch(
+            x, y, z, stream_of(device), function, is_cooperative, is_dependent, None, None, metadata, None, None, None,
+            *args, *constants,
+        )  # fmt: skip
+
+    return start

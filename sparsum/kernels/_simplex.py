@@ -13,7 +13,7 @@ import triton
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-from sparsum.kernels._launch import unwrapped
+from sparsum.kernels._launch import Plan, unwrapped
 from sparsum.kernels._simplex_backward import groups_backward
 from sparsum.kernels._simplex_groups import groups_forward, split_peaks, split_solve
 from sparsum.kernels._simplex_tile import tile_backward, tile_forward
@@ -42,16 +42,28 @@ STRIDED_ENTRIES = 8192
 
 
 class Groups(NamedTuple):
-    """How long rows are cut: entries per group, groups per step of the reading and of the solution, and warps."""
+    """How long rows are cut: entries per group, groups per step of the reading and of the solution, and warps.
+
+    With fewer ``registers`` to a thread than the compiler would take, more rows are under way; 0 leaves it to choose.
+    """
 
     size: int
     chunk: int
     batch: int
     warps: int
+    registers: int = 0
 
 
-def groups_for(n: int) -> Groups:
+# Short rows of half precision: a group is what a thread loads at once, and a row belongs to one warp, whose threads never
+# wait for each other. Twice the support of normal scores under 1.5-entmax fits into a batch.
+HALF_MOST = 4096
+HALF_GROUPS = Groups(size=8, chunk=512, batch=64, warps=1)
+
+
+def groups_for(n: int, itemsize: int = 4) -> Groups:
     """Small groups sift better, but there must not be so many that their maxima are a long row themselves."""
+    if itemsize == 2 and n <= HALF_MOST and n % HALF_GROUPS.size == 0:
+        return HALF_GROUPS
     if n <= 16384:
         return Groups(size=32, chunk=128, batch=32, warps=4)
     if n <= 262144:
@@ -86,14 +98,20 @@ simplex_forward.register_autograd(_differentiate, setup_context=_keep_probs)
 
 def forward(x: Tensor, mask: Tensor | None, exponent: int, *, wrap: Any = unwrapped, path: str = "") -> Tensor:
     """`simplex_forward` without torch's dispatcher; ``path`` forces one of tile, groups, split."""
-    n = x.shape[-1]
-    path = path or path_for(n, x.dtype.itemsize)
+    return planned_forward(x, mask, exponent, wrap=wrap, path=path)[0]
+
+
+def planned_forward(
+    x: Tensor, mask: Tensor | None, exponent: int, *, wrap: Any = unwrapped, path: str = ""
+) -> tuple[Tensor, Plan | None]:
+    """As `forward`, and how to do it again without a mask if that is a single launch."""
+    path = path or path_for(x.shape[-1], x.dtype.itemsize)
     if path != "tile" and x.stride(-1) != 1:
         x = x.contiguous()
     y = torch.empty_like(x)
     launch = {"tile": _tile, "groups": _groups, "split": _split}[path]
-    launch(wrap, x, x if mask is None else mask, y, options_for(x, exponent, has_mask=mask is not None))
-    return y
+    plan = launch(wrap, x, x if mask is None else mask, y, options_for(x, exponent, has_mask=mask is not None))
+    return y, plan if mask is None else None
 
 
 def backward(probs: Tensor, grad: Tensor, exponent: int, *, wrap: Any = unwrapped, path: str = "") -> Tensor:
@@ -174,34 +192,47 @@ def _spread(mask: Tensor) -> tuple[int, ...]:
     return tuple(0 if size == 1 else stride for size, stride in zip(mask.shape, mask.stride(), strict=True))
 
 
-def _tile(wrap: Any, x: Tensor, mask: Tensor, y: Tensor, options: dict[str, Any]) -> None:
+def _tile(wrap: Any, x: Tensor, mask: Tensor, y: Tensor, options: dict[str, Any]) -> Plan | None:
     outer, inner, n = x.shape
     rows, block, warps = tile_shape(n, x.stride(-1))
     lanes, width = lanes_for(rows, block, warps, x.dtype.itemsize)
-    wrap(tile_forward)[(-(-outer * inner // rows),)](
-        x, mask, y, outer * inner, n, inner, *x.stride(), *_spread(mask), *y.stride(),
+    n_programs = -(-outer * inner // rows)
+    numbers = (outer * inner, n, inner, *x.stride(), *_spread(mask), *y.stride())
+    start = wrap(tile_forward)[(n_programs,)](
+        x, mask, y, *numbers,
         LANES=lanes, WIDTH=width, ROWS=rows, BLOCK=block, **_without(options, "SLACK"), num_warps=warps,
     )  # fmt: skip
+    return None if start is None else Plan(start, n_programs, (), numbers)
 
 
 def scratch(x: Tensor, n_groups: int) -> tuple[Tensor, Tensor]:
     """Room for the maxima of all groups, and for a list of those that matter."""
+    peaks, ids = (torch.empty(shape, dtype=dtype, device=x.device) for shape, dtype in _rooms(x, n_groups))
+    return peaks, ids
+
+
+def _rooms(x: Tensor, n_groups: int) -> tuple[tuple[tuple[int, int], torch.dtype], ...]:
+    """Shapes and dtypes of `scratch`."""
     shape = (x.shape[0] * x.shape[1], n_groups)
-    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return torch.empty(shape, dtype=dtype, device=x.device), torch.empty(shape, dtype=torch.int32, device=x.device)
+    return (shape, torch.float64 if x.dtype == torch.float64 else torch.float32), (shape, torch.int32)
 
 
-def _groups(wrap: Any, x: Tensor, mask: Tensor, y: Tensor, options: dict[str, Any]) -> None:
+def _groups(wrap: Any, x: Tensor, mask: Tensor, y: Tensor, options: dict[str, Any]) -> Plan | None:
     outer, inner, n = x.shape
-    cut = groups_for(n)
+    cut = groups_for(n, x.dtype.itemsize)
     n_groups = -(-n // cut.size)
     # torch.compile takes for overwritten what decides where something is stored, unless it has been through memory.
     in_registers = wrap is unwrapped and n_groups <= cut.chunk
-    wrap(groups_forward)[(outer * inner,)](
-        x, mask, y, *scratch(x, n_groups), n, n_groups, inner, *x.stride(), *_spread(mask), *y.stride(),
+    rooms = _rooms(x, n_groups)[1:] if in_registers else _rooms(x, n_groups)
+    kept = [torch.empty(shape, dtype=dtype, device=x.device) for shape, dtype in rooms]
+    numbers = (n, n_groups, inner, *x.stride(), *_spread(mask), *y.stride())
+    limit = {"maxnreg": cut.registers} if cut.registers and wrap is unwrapped else {}
+    start = wrap(groups_forward)[(outer * inner,)](
+        x, mask, y, kept[0], kept[-1], *numbers,
         GROUP=cut.size, CHUNK=cut.chunk, BATCH=cut.batch, GROUPS=triton.next_power_of_2(int(n_groups)),
-        IN_REGISTERS=in_registers, **options, num_warps=cut.warps,
+        IN_REGISTERS=in_registers, **options, num_warps=cut.warps, **limit,
     )  # fmt: skip
+    return None if start is None else Plan(start, outer * inner, rooms, numbers)
 
 
 def _split(wrap: Any, x: Tensor, mask: Tensor, y: Tensor, options: dict[str, Any]) -> None:

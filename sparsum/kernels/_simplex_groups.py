@@ -17,6 +17,7 @@ from sparsum.kernels._simplex_math import (
     distance,
     load_scores,
     make_up,
+    peaks_of,
     probability,
     round_rows,
     row_offset,
@@ -43,7 +44,7 @@ def chunk_peaks(
     scores = load_scores(x, mask, column * xc, column * mc, is_inside, HAS_MASK, ACC)
     if ZERO:
         tl.store(y + column * yc, tl.zeros([CHUNK, GROUP], y.dtype.element_ty), mask=is_inside)
-    return tl.max(tl.where(scores == scores, scores, float("inf")), 1)
+    return peaks_of(scores)
 
 
 @triton.jit

@@ -48,9 +48,14 @@ def apply(x: Tensor, alpha: Alpha, mask: Tensor | None = None) -> Tensor:
     return _call(_Entmax, x, alpha, mask)
 
 
+def is_transformed() -> bool:
+    """Whether a function transform or forward-mode differentiation is at work."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
 def is_plain(x: Tensor, alpha: Alpha) -> bool:
     """Whether nobody asks for derivatives."""
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+    if is_transformed():
         return False
     needs_gradient = x.requires_grad or (isinstance(alpha, Tensor) and alpha.requires_grad)
     return not (needs_gradient and torch.is_grad_enabled())

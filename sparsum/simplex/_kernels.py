@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsum import kernels
+from sparsum.kernels import _launch
 
 # alpha -> exponent of the mappings that have an exact solver of their own
 EXPONENTS = {2.0: 1, 1.5: 2}
@@ -23,8 +24,20 @@ def serve(x: Tensor, alpha: float | Tensor) -> bool:
     return kernels.serve(x) and isinstance(alpha, float) and alpha in EXPONENTS and x.dtype in _DTYPES
 
 
+def again(x: Tensor, alpha: float) -> Tensor | None:
+    """As `solve`, for scores on a GPU whose shape it has seen before, else None: half the time of a small batch is saved."""
+    if _is_plain(x) and x.get_device() == torch.cuda.current_device():
+        return _launch.again(x, EXPONENTS[alpha])
+    return None
+
+
 def solve(x: Tensor, alpha: float, mask: Tensor | None = None) -> Tensor:
     """Probabilities of the rows of ``x`` (*batch, n), n > 0, in its dtype, without gradient; ``mask`` broadcasts."""
+    known = again(x, alpha) if mask is None and x.is_cuda else None
+    return _solve_anew(x, alpha, mask) if known is None else known
+
+
+def _solve_anew(x: Tensor, alpha: float, mask: Tensor | None) -> Tensor:
     from sparsum.kernels import _simplex
 
     rows = as_rows(x)
@@ -33,7 +46,9 @@ def solve(x: Tensor, alpha: float, mask: Tensor | None = None) -> Tensor:
         probs: Tensor = _simplex.simplex_forward(rows, allowed, EXPONENTS[alpha])
         return probs.view(x.shape)
     with on_device_of(x):
-        return _simplex.forward(rows, allowed, EXPONENTS[alpha]).view(x.shape)
+        probs, plan = _simplex.planned_forward(rows, allowed, EXPONENTS[alpha])
+    _launch.keep_plan(x, EXPONENTS[alpha], plan)
+    return probs.view(x.shape)
 
 
 def jacobian(probs: Tensor, alpha: float, vector: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from sparsum.simplex import _autograd, _kernels
@@ -127,6 +128,20 @@ def entmax(x: Tensor, alpha: float | Tensor, dim: int = -1, *, mask: Tensor | No
 
 
 def _map(x: Tensor, alpha: float | Tensor, dim: int, mask: Tensor | None) -> Tensor:
+    known = _map_again(x, alpha, dim) if mask is None else None
+    return _map_anew(x, alpha, dim, mask) if known is None else known
+
+
+def _map_again(x: Tensor, alpha: float | Tensor, dim: int) -> Tensor | None:
+    """The mapping where nothing is left to check, else None: along the last dimension, without gradient, seen before."""
+    if torch.compiler.is_compiling() or type(x) is not Tensor or type(dim) is not int or dim != -1 or not x.is_cuda:
+        return None
+    if type(alpha) is not float or alpha not in _kernels.EXPONENTS or not _autograd.is_plain(x, alpha):
+        return None
+    return _kernels.again(x, alpha)
+
+
+def _map_anew(x: Tensor, alpha: float | Tensor, dim: int, mask: Tensor | None) -> Tensor:
     check_scores(x)
     dim = check_dim(x, dim)
     alpha = rows_of_alpha(alpha, x, dim)
