@@ -179,7 +179,7 @@ def _is_kernels_job(values: Tensor, lengths: Tensor) -> bool:
     from sparsum.kernels._segments import MOST_ROWS
 
     is_eager = not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
-    is_here = values.get_device() == torch.cuda.current_device()
+    is_here = not values.is_cuda or values.get_device() == torch.cuda.current_device()
     return is_eager and is_here and type(values) is Tensor and 0 < len(lengths) <= MOST_ROWS
 
 

@@ -28,15 +28,15 @@ from sparsum.kernels._launch import unwrapped
 MOST_LEVELS, MOST_RANK = 1024, 8
 # The pixels of a thread share what is loaded of a level. So they are as many as registers permit, at most these, without and
 # with derivatives, unless too few warps would be left for the processors of a GPU.
-PIXELS_PER_THREAD, PIXELS_WITH_SLOPES = 8, 4
+PIXELS_PER_THREAD, PIXELS_WITH_SLOPES = 4, 4
 LEAST_WARPS = 1500
 # Levels whose loads are under way together; an even number, since two numbers are loaded at once.
 UNROLL = 4
 # The levels of a warp of the second kernel, and the pixels, a power of two, whose loads are under way together.
-LEVELS_PER_WARP, PIXELS_AT_ONCE = 128, 4
+LEVELS_PER_WARP, PIXELS_AT_ONCE = 256, 4
 # Enough programs of the second kernel for a GPU; fewer of them write fewer partial sums. Each has some pixels to work on,
 # since loading the map costs as much as a few.
-N_PROGRAMS, LEAST_PIXELS = 5000, 24
+N_PROGRAMS, LEAST_PIXELS = 2600, 24
 
 # Exponentials are powers of two on a GPU.
 _LOG2_E = tl.constexpr(1.4426950408889634)

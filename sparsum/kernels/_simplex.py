@@ -57,7 +57,7 @@ class Groups(NamedTuple):
 # Short rows of half precision: a group is what a thread loads at once, and a row belongs to one warp, whose threads never
 # wait for each other. Twice the support of normal scores under 1.5-entmax fits into a batch.
 HALF_MOST = 4096
-HALF_GROUPS = Groups(size=8, chunk=512, batch=64, warps=1)
+HALF_GROUPS = Groups(size=8, chunk=512, batch=32, warps=1)
 
 
 def groups_for(n: int, itemsize: int = 4) -> Groups:
