@@ -7,6 +7,7 @@ the same input gives the same output bit for bit, on a GPU too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -26,6 +27,8 @@ _reader: ContextVar[Reader | None] = ContextVar("reader", default=None)
 
 # Rows of more entries than this on average count as long.
 _LONG = 64
+# A launch has a limited number of programs.
+_MOST_COLUMNS = 2**22
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,12 @@ class Segments:
         return cls(row, torch.zeros(n_rows, dtype=torch.int64, device=row.device).index_add_(0, row, ones))
 
     @classmethod
-    def from_lengths(cls, lengths: Tensor, n: int) -> Segments:
-        """Segments of the given lengths, which add up to ``n``; with that known, nothing waits for the device."""
-        if may_be_padded():
+    def from_lengths(cls, lengths: Tensor, n: int, *, is_padded: bool = False) -> Segments:
+        """Segments of the given lengths, which add up to ``n``; with that known, nothing waits for the device.
+
+        They may add up to less where ``is_padded``, or within `reading_sizes`.
+        """
+        if is_padded or may_be_padded():
             row = torch.searchsorted(lengths.cumsum(0), torch.arange(n, device=lengths.device), right=True)
             return cls(row.clamp_(max=max(len(lengths) - 1, 0)), lengths, is_padded=True)
         rows = torch.arange(len(lengths), device=lengths.device)
@@ -162,7 +168,7 @@ def _reduce(values: Tensor, row: Tensor, lengths: Tensor) -> Tensor:
 
     They add one entry after the other, so long rows are added in float64 to keep their digits.
     """
-    if kernels.serve(values) and _is_kernels_job(values, lengths):
+    if not torch.compiler.is_compiling() and kernels.serve(values) and _is_kernels_job(values, lengths):
         from sparsum.kernels._segments import segment_sum
 
         return segment_sum(values.contiguous(), lengths)
@@ -175,12 +181,16 @@ def _reduce(values: Tensor, row: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _is_kernels_job(values: Tensor, lengths: Tensor) -> bool:
-    """Whether the kernel takes these rows, on the current device and outside of graphs that are compiled."""
+    """Whether the kernel takes these rows: on the current device, and not as part of a graph or a transform."""
     from sparsum.kernels._segments import MOST_ROWS
 
-    is_eager = not torch.compiler.is_compiling() and not torch._C._len_torch_dispatch_stack()
+    is_eager = not torch._C._len_torch_dispatch_stack()
+    is_narrow = math.prod(values.shape[1:]) <= _MOST_COLUMNS
     is_here = not values.is_cuda or values.get_device() == torch.cuda.current_device()
-    return is_eager and is_here and type(values) is Tensor and 0 < len(lengths) <= MOST_ROWS
+    return (
+        is_eager and is_here and is_narrow and type(values) is Tensor and kernels.can_read(values)
+        and 0 < len(lengths) <= MOST_ROWS
+    )  # fmt: skip
 
 
 class _Sum(torch.autograd.Function):

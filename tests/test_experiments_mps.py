@@ -88,8 +88,36 @@ def test_daemon_ends_when_the_sweep_is_killed(diary: Path) -> None:
         pass
     process.send_signal(signal.SIGKILL)
     process.communicate()
+    wait_for(diary, "quit")
+
+
+def test_daemon_ends_when_its_start_is_interrupted(diary: Path, tmp_path: Path) -> None:
+    """It may have come up already when the start is given up."""
+    (tmp_path / "bin" / PROGRAM).write_text(
+        f'#!/bin/sh\nif [ "$1" = -d ]; then echo start >> {diary}; sleep 600; fi\necho "$(cat)" >> {diary}\n'
+    )
+    code = "from sparsum.experiments.sweep._mps import private_daemon\nwith private_daemon(print):\n    pass"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for(diary, "start")
+    process.send_signal(signal.SIGINT)
+    process.communicate()
+    wait_for(diary, "quit")
+
+
+def test_daemon_sees_all_gpus_and_the_runs_those_they_are_given(
+    diary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin" / PROGRAM
+    program.write_text(program.read_text().replace("start $CUDA_MPS_PIPE_DIRECTORY", "sees <$CUDA_VISIBLE_DEVICES>"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with private_daemon(lambda _: None) as environment:
+        assert "CUDA_VISIBLE_DEVICES" not in environment
+    assert diary.read_text().startswith("sees <>")
+
+
+def wait_for(diary: Path, word: str) -> None:
     deadline = time.monotonic() + 60
-    while "quit" not in diary.read_text():
+    while not diary.exists() or word not in diary.read_text():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparsum.kernels import _segments
-
+_segments = pytest.importorskip("sparsum.kernels._segments")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LENGTHS = [[3, 0, 1, 5], [1], [0, 0], [200, 3, 0, 70], [1] * 300]
 

@@ -91,6 +91,36 @@ def test_estimators_pad_what_is_forbidden_away(estimator: sp.estimators.Abstract
     torch.testing.assert_close(ours, theirs)
 
 
+def test_dense_sums_whose_padding_fills_all_places() -> None:
+    """As many places as there are assignments, one of which is forbidden."""
+    t = torch.tensor([[0.0, -torch.inf, 1.0, 2.0], [0.0, 1.0, 2.0, 3.0]], device=DEVICE)
+
+    def loss(z: Tensor, row: Tensor) -> Tensor:
+        return (z + 1.0) * 10.0**row
+
+    plain = sp.estimators.Dense()(t, sp.OneOf(4), loss)
+    with reading_sizes(lambda sizes, most: [most, *sizes.tolist()[1:]]):
+        padded = sp.estimators.Dense()(t, sp.OneOf(4), loss)
+    torch.testing.assert_close(padded.value, plain.value)
+
+
+@pytest.mark.parametrize("is_within", [True, False])
+def test_padded_distributions_are_expanded_and_looked_up(is_within: bool) -> None:
+    """Several samples at a time, within the reader's reach and after it."""
+    t = scores(9)
+    with reading_sizes(add_seven):
+        padded = sp.sparsemap(t, sp.OneOf(9))
+        if is_within:
+            expanded, samples = padded.expand((4, 5)), padded.sample((3,), generator=torch.Generator(DEVICE).manual_seed(0))
+            found = padded.log_prob(samples)
+    if not is_within:
+        expanded, samples = padded.expand((4, 5)), padded.sample((3,), generator=torch.Generator(DEVICE).manual_seed(0))
+        found = padded.log_prob(samples)
+    plain = sp.sparsemap(t, sp.OneOf(9))
+    torch.testing.assert_close(found, plain.log_prob(samples))
+    torch.testing.assert_close(expanded.to_dense(), plain.expand((4, 5)).to_dense())
+
+
 def test_reader_is_gone_afterwards() -> None:
     with pytest.raises(ZeroDivisionError), reading_sizes(add_seven):
         _ = 1 / 0

@@ -204,9 +204,11 @@ class SparseDistribution(Distribution):
             n_pairs: the number of atoms in all these rows together, if known; it saves a wait for the device.
         """
         lengths = self._segments.lengths[row]
-        pairs = Segments.from_lengths(lengths, int(lengths.sum()) if n_pairs is None else n_pairs)
+        is_padded = self._segments.is_padded
+        pairs = Segments.from_lengths(lengths, int(lengths.sum()) if n_pairs is None else n_pairs, is_padded=is_padded)
         offset = torch.arange(len(pairs.row), device=row.device) - pairs.starts[pairs.row]
         atom = self._segments.starts[row][pairs.row] + offset
+        atom = atom.clamp(max=len(self.atoms) - 1) if is_padded else atom
         is_equal = self.atoms[atom] == queries[pairs.row]
         for _ in self.event_shape:
             is_equal = is_equal.all(-1)
@@ -253,12 +255,13 @@ class SparseDistribution(Distribution):
         source = torch.arange(segments.n_rows, device=device).reshape(self.batch_shape).expand(shape).reshape(-1)
         # Every row occurs equally often, so the number of atoms is known without asking the device.
         n_atoms = len(self.atoms) * (len(source) // segments.n_rows) if segments.n_rows else 0
-        expanded = Segments.from_lengths(segments.lengths[source], n_atoms)
+        expanded = Segments.from_lengths(segments.lengths[source], n_atoms, is_padded=segments.is_padded)
         offset = torch.arange(n_atoms, device=device) - expanded.starts[expanded.row]
         atom = segments.starts[source][expanded.row] + offset
+        atom = atom.clamp(max=len(self.atoms) - 1) if segments.is_padded else atom
         return self._from_segments(
             self.atoms[atom],
-            self.probs.index_select(0, atom),
+            expanded.clear_padding(self.probs.index_select(0, atom)),
             expanded,
             shape,
             None if self.structure is None else self.structure.select(source),

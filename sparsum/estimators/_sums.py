@@ -16,7 +16,7 @@ from sparsum.estimators._problem import Problem
 from sparsum.gibbs import Gibbs
 from sparsum.gibbs._choices import keeps_to
 from sparsum.gibbs._gibbs import GIBBS_STRUCTURES
-from sparsum.segments import Segments, positions_of, read_sizes
+from sparsum.segments import Segments, may_be_padded, positions_of, read_sizes
 from sparsum.simplex import entmax, entmax15, sparsemax
 from sparsum.simplex._blocks import Packed, support
 from sparsum.simplex._kernels import EXPONENTS
@@ -66,7 +66,7 @@ class Dense(AbstractEstimator):
             raise_bad_rows(is_bad, flatten_parts(problem.rows))
         atoms, probs = atoms.flatten(0, 1), probs.reshape(-1)
         segments = Segments.from_lengths(allowed.sum(-1), n_kept)
-        if n_kept < allowed.numel():
+        if n_kept < allowed.numel() or may_be_padded():
             kept = positions_of(allowed.reshape(-1), n_kept)
             atoms, probs = atoms[kept], segments.clear_padding(probs.index_select(0, kept))
         q = SparseDistribution._from_segments(atoms, probs, segments, problem.batch_shape, problem.structure)

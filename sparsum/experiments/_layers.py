@@ -60,7 +60,8 @@ class _Mapped(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, inner: Tensor, outer: Tensor) -> Tensor:
         from sparsum.kernels import _scalar_map
 
-        mapped: Tensor = _scalar_map.forward(x, inner, outer)
+        with torch.cuda.device_of(x):
+            mapped: Tensor = _scalar_map.forward(x, inner, outer)
         ctx.save_for_backward(x, inner, outer, mapped)
         return mapped
 
@@ -69,7 +70,8 @@ class _Mapped(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         from sparsum.kernels import _scalar_map
 
-        of_x, of_inner, of_outer = _scalar_map.backward(*ctx.saved_tensors, grad.contiguous())
+        with torch.cuda.device_of(grad):
+            of_x, of_inner, of_outer = _scalar_map.backward(*ctx.saved_tensors, grad.contiguous())
         return of_x, of_inner, of_outer
 
 

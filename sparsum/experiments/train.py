@@ -174,6 +174,7 @@ class Training:
             self._raise_diverged(str(error))
 
     def _raise_diverged(self, what: str) -> NoReturn:
+        self._save_best()
         file = self.folder.checkpoint_file("last")
         where = f"the last good checkpoint is {file}" if file.exists() else "there is no checkpoint yet"
         raise DivergedError(f"{what}; {where}; a smaller --lr may help") from None
@@ -253,11 +254,15 @@ class Training:
         }
         if generator is not None:
             state |= {"noise": generator.get_state(), "record": self.record.state()}
+        self._save_best()
+        self.folder.save("last", state)
+        self._saved_at = time.monotonic()
+
+    def _save_best(self) -> None:
+        """Write the best checkpoint, if there is a newer one than that on disk."""
         if self._best is not None:
             self.folder.save("best", self._best)
             self._best = None
-        self.folder.save("last", state)
-        self._saved_at = time.monotonic()
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.experiment.model.load_state_dict(state["model"])

@@ -9,12 +9,29 @@ Triton's interpreter runs them on the CPU, for tests: set ``TRITON_INTERPRET=1``
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
 
+import torch
 from torch import Tensor
 
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+def _is_usable() -> bool:
+    """Whether Triton is there and can build what launches its kernels, and nobody has switched them off."""
+    has_compiler = "CC" in os.environ or any(map(shutil.which, ("gcc", "clang")))
+    is_wanted = os.environ.get("SPARSUM_KERNELS", "1") != "0"
+    return is_wanted and has_compiler and torch.version.cuda is not None and importlib.util.find_spec("triton") is not None
+
+
+# Found out once: the tracers of graphs stumble over the search.
+_IS_USABLE = _is_usable()
 
 
 def serve(x: Tensor) -> bool:
-    """Whether the kernels take over for a tensor on this device."""
-    return x.is_cuda and _HAS_TRITON
+    """Whether the kernels take over for a tensor on this device; ``SPARSUM_KERNELS=0`` says that they never do."""
+    return x.is_cuda and _IS_USABLE and (torch.compiler.is_compiling() or not x.is_neg())
+
+
+def can_read(x: Tensor) -> bool:
+    """Whether the memory of a tensor holds its values: not for a batch of gradients, nor for some views and zeros."""
+    return not (torch._C._functorch.is_legacy_batchedtensor(x) or x.is_neg() or x._is_zerotensor())

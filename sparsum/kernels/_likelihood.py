@@ -218,7 +218,7 @@ def evaluate(
     if needs_map:
         n_together, n_each = _levels_per_warp(n_levels), n_pixels // n_parts
         n_at_once = math.gcd(n_each, PIXELS_AT_ONCE)
-        in_pairs = n_at_once % 2 == 0 and features.storage_offset() % 2 == 0
+        in_pairs = n_at_once % 2 == 0 and _is_even(features)
         wrap(_each_level)[(n, n_parts, triton.cdiv(n_levels, n_together))](
             *(features, weight, bias, x, normalisers, by_map, n_pixels, n_levels, n_each),
             RANK=rank,
@@ -240,7 +240,14 @@ def traced(
 
 def _even(tensor: Tensor) -> Tensor:
     """The same numbers at an address that is a multiple of 8, as any that torch allocates is."""
-    return tensor.clone() if tensor.storage_offset() % 2 else tensor
+    return tensor if _is_even(tensor) else tensor.clone()
+
+
+def _is_even(tensor: Tensor) -> bool:
+    """Whether pairs of numbers can be loaded from the beginning on; a tensor that is traced has no address yet."""
+    if torch.compiler.is_compiling():
+        return tensor.storage_offset() % 2 == 0
+    return tensor.data_ptr() % 8 == 0
 
 
 def _pixels_per_thread(n: int, most: int) -> int:

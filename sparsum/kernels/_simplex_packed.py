@@ -1,4 +1,4 @@
-"""The packed support of sparsemax and 1.5-entmax, in two operators: between them the host learns how large it is."""
+"""The packed support of sparsemax and 1.5-entmax, in two steps: between them the host learns how large it is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
-from torch.library import triton_op, wrap_triton
 
 from sparsum.kernels._launch import unwrapped
 from sparsum.kernels._simplex import SPLIT_SIZE, groups_for, lanes_for, options_for, path_for, scratch, tile_shape
@@ -24,30 +23,14 @@ from sparsum.kernels._simplex_support import (
 _AT_ONCE = 256
 
 
-@triton_op("sparsum::simplex_support", mutates_args={})
-def simplex_support(x: Tensor, exponent: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def support(x: Tensor, exponent: int, *, wrap: Any = unwrapped, path: str = "") -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What there is to know of the rows of ``x`` (n_rows, 1, n) before their support is packed.
 
     Returns:
         The solution (n_rows, 3), lengths of the support (n_rows,), 0 for a row without any or with a NaN, and for long
-        rows the groups that can hold support (n_rows, n_groups) and their number (n_rows,).
+        rows the groups that can hold support (n_rows, n_groups) and their number (n_rows,). ``path`` forces one of tile,
+        groups and split.
     """
-    return support(x, exponent, wrap=wrap_triton)
-
-
-@triton_op("sparsum::simplex_pack", mutates_args={})
-def simplex_pack(
-    x: Tensor, solution: Tensor, lengths: Tensor, ids: Tensor, n_ids: Tensor, n_entries: int, exponent: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Positions, sorted, in the flattened ``x`` (n_rows, 1, n), probabilities and rows of its support.
-
-    Where there is room for more than the support, positions at the end are the last of ``x``, with probability 0.
-    """
-    return pack(x, (solution, lengths, ids, n_ids), n_entries, exponent, wrap=wrap_triton)
-
-
-def support(x: Tensor, exponent: int, *, wrap: Any = unwrapped, path: str = "") -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`simplex_support` without torch's dispatcher; ``path`` forces one of tile, groups, split."""
     n_rows, _, n = x.shape
     path = path or path_for(n, x.dtype.itemsize)
     options = options_for(x, exponent)
@@ -91,7 +74,10 @@ def _read_split(wrap: Any, x: Tensor, peaks: Tensor, n_groups: int, options: dic
 def pack(
     x: Tensor, found: tuple[Tensor, Tensor, Tensor, Tensor], n_entries: int, exponent: int, *, wrap: Any = unwrapped
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`simplex_pack` without torch's dispatcher, for what `support` found."""
+    """Positions, sorted, in the flattened ``x`` (n_rows, 1, n), probabilities and rows of the support that was found.
+
+    Where there is room for more than the support, positions at the end are the last of ``x``, with probability 0.
+    """
     solution, lengths, ids, n_ids = found
     n_rows, _, n = x.shape
     flat, of_row = torch.empty((2, n_entries), dtype=torch.int64, device=x.device).unbind()

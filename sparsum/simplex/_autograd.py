@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from sparsum import kernels
 from sparsum.simplex import _kernels
 from sparsum.simplex._blocks import reads_in_blocks, support
 from sparsum.simplex._entropy import log_on_support
@@ -71,7 +72,7 @@ def _call(function: type[torch.autograd.Function], *inputs: Any) -> Tensor:
 
 def _jacobian(probs: Tensor, alpha: Alpha, vector: Tensor) -> Tensor:
     """The Jacobian at ``probs`` times ``vector``, differentiable."""
-    if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+    if torch.is_grad_enabled() or is_transformed():
         return _call(_Jacobian, probs, alpha, vector)
     return _Jacobian.forward(probs, alpha, vector)
 
@@ -132,7 +133,7 @@ class _Jacobian(torch.autograd.Function):
 
     @staticmethod
     def forward(probs: Tensor, alpha: Alpha, vector: Tensor) -> Tensor:
-        if isinstance(alpha, float) and _kernels.serve(probs, alpha):
+        if isinstance(alpha, float) and _kernels.serve(probs, alpha) and kernels.can_read(vector):
             return _kernels.jacobian(probs, alpha, vector)
         rows = probs.reshape(-1, probs.shape[-1])
         if isinstance(alpha, float) and alpha > 1 and reads_in_blocks(rows):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsum import kernels
 from sparsum.segments import Segments, may_be_padded, read_stacked
 from sparsum.simplex import _kernels
 from sparsum.simplex._arguments import compute_dtype
@@ -39,7 +40,7 @@ def packed_entmax(
 
     A row of nothing but -inf, or with a NaN, has no entries; the count is that of such rows. Alpha is 1.5 or 2.
     """
-    if _kernels.serve(x, alpha) and not is_transformed():
+    if _is_kernels_job(x, alpha):
         probs, flat, row, lengths, n_empty = _OnGPU.apply(x, alpha)
         return Packed(flat, Segments(row, lengths, may_be_padded())), probs, n_empty
     with torch.no_grad():
@@ -52,6 +53,15 @@ def packed_entmax(
     change = packed.segments.clear_padding(change)
     grown = _grow_linear(change, packed.segments) if alpha == 2 else _grow_squared(change, value, packed.segments)
     return packed, packed.segments.clear_padding(value + grown).to(x.dtype), n_empty
+
+
+def _is_kernels_job(x: Tensor, alpha: float) -> bool:
+    """Whether the kernels pack these rows: eager ones, and not so many that each would look for its place too long."""
+    if torch.compiler.is_compiling() or is_transformed() or not _kernels.serve(x, alpha):
+        return False
+    from sparsum.kernels._segments import MOST_ROWS
+
+    return len(x) <= MOST_ROWS
 
 
 def _grow_linear(change: Tensor, segments: Segments) -> Tensor:
@@ -115,7 +125,7 @@ class _OnGPU(torch.autograd.Function):
         if grad is None:
             return None, None
         probs, flat, row, lengths = ctx.saved_tensors
-        if torch.is_grad_enabled() or torch._C._functorch.is_legacy_batchedtensor(grad):
+        if torch.is_grad_enabled() or is_transformed() or not kernels.can_read(grad):
             segments = Segments(row, lengths, ctx.is_padded)
             entries = _pulled(segments.clear_padding(grad), probs, segments, ctx.alpha)
             return grad.new_zeros(len(lengths) * ctx.n).index_add(0, flat, entries).view(-1, ctx.n), None

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sparsum import kernels
 from sparsum.segments import Segments, may_be_padded, read_sizes
+from sparsum.simplex._autograd import is_transformed
 from sparsum.simplex._kernels import on_device_of
 from sparsum.solvers._abstract import Solution
 from sparsum.structures import Bits, Budget, Subset
@@ -54,8 +55,8 @@ def takes(
 
 
 def _is_transformed(x: Tensor) -> bool:
-    """Whether a function transform is at work, or a batch of gradients."""
-    return torch._C._are_functorch_transforms_active() or torch._C._functorch.is_legacy_batchedtensor(x)
+    """Whether a function transform or forward-mode differentiation is at work, or a batch of gradients."""
+    return is_transformed() or not kernels.can_read(x)
 
 
 def split(

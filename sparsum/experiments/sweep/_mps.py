@@ -50,18 +50,17 @@ def sharing_gpu(plan: Sequence[PlannedRun], jobs: int, say: Callable[[str], None
 def private_daemon(say: Callable[[str], None]) -> Iterator[Mapping[str, str]]:
     """A daemon of one's own, if it starts: what its clients need in their environment."""
     environment = {_PIPES: tempfile.mkdtemp(prefix="sparsum-mps-"), _LOGS: tempfile.mkdtemp(prefix="sparsum-mps-log-")}
-    problem = _start(environment)
-    if problem:
-        say(f"the runs take turns on the GPU: {PROGRAM} did not start ({problem})")
-        _remove(environment)
-        yield {}
-        return
-    say(f"the runs share the GPU by a private MPS daemon in {environment[_PIPES]}, which ends with this sweep")
+    # Before the daemon, so that there is no moment in which one could be left behind.
     guard = subprocess.Popen(
         ["sh", "-c", _GUARD], stdin=subprocess.PIPE, env=os.environ | environment, start_new_session=True
     )
     try:
-        yield environment
+        problem = _start(environment)
+        if problem:
+            say(f"the runs take turns on the GPU: {PROGRAM} did not start ({problem})")
+        else:
+            say(f"the runs share the GPU by a private MPS daemon in {environment[_PIPES]}, which ends with this sweep")
+        yield {} if problem else environment
     finally:
         assert guard.stdin is not None
         guard.stdin.close()
@@ -74,18 +73,23 @@ def _uses_gpu(run: PlannedRun) -> bool:
 
 def _start(environment: Mapping[str, str]) -> str:
     """Start the daemon; returns what went wrong, if something did."""
+    # It sees all GPUs. Which of them the runs see is said to these: said to both, their numbers would be counted twice.
+    whole = {name: value for name, value in (os.environ | environment).items() if name != "CUDA_VISIBLE_DEVICES"}
+    said = pathlib.Path(environment[_LOGS]) / "start.log"
     try:
-        done = subprocess.run(
-            [PROGRAM, "-d"],
-            env=os.environ | environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_START_SECONDS,
-            check=False,
-        )
+        with said.open("wb") as log:  # no pipe, which the daemon might keep open
+            done = subprocess.run(
+                [PROGRAM, "-d"],
+                env=whole,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                timeout=_START_SECONDS,
+                check=False,
+            )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    return "" if done.returncode == 0 else (done.stdout + done.stderr).decode(errors="replace").strip() or "no reason given"
+    return "" if done.returncode == 0 else said.read_text(errors="replace").strip() or "no reason given"
 
 
 def _wait(guard: subprocess.Popen[bytes], environment: Mapping[str, str], say: Callable[[str], None]) -> None:

@@ -1,0 +1,91 @@
+"""Derivatives of what kernels compute, by every way that torch has, against the plain versions."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.autograd.forward_ad as fwad
+from torch import Tensor
+
+import sparsum as sp
+from sparsum import kernels
+
+pytest.importorskip("triton")
+# Said by the interpreter, where rows are compared with infinities.
+pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow|divide by zero) encountered")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+Function = Callable[[Tensor], Tensor]
+FUNCTIONS: dict[str, Function] = {
+    "sparsemax": sp.sparsemax,
+    "entmax15": sp.entmax15,
+    "one of n": lambda x: sp.sparsemap(x, sp.OneOf(5)).expect(lambda z, row: (z + 1.0) * (row + 1.0)),
+    "bits": lambda x: sp.sparsemap(x, sp.Bits(5)).entropy(),
+    "budget": lambda x: sp.sparsemap(x, sp.Budget(5, 2)).entropy(),
+}
+
+
+def on_both(monkeypatch: pytest.MonkeyPatch, compute: Callable[[Tensor], Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """A result without kernels and with them."""
+    x = torch.randn(3, 5, generator=torch.Generator().manual_seed(0), dtype=dtype).to(DEVICE)
+    results = []
+    for is_served in (False, True):
+        monkeypatch.setattr(kernels, "serve", lambda _, answer=is_served: answer)
+        results.append(compute(x.clone()))
+    return results
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_forward_over_reverse(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A gradient has a tangent where the scores have one: the product of the Hessian with a vector."""
+
+    def product(x: Tensor) -> Tensor:
+        with fwad.dual_level():
+            dual = fwad.make_dual(x.requires_grad_(), torch.ones_like(x).cumsum(-1))
+            (gradient,) = torch.autograd.grad(FUNCTIONS[name](dual).square().sum(), dual)
+            tangent: Tensor | None = fwad.unpack_dual(gradient).tangent
+        assert tangent is not None
+        return tangent
+
+    plain, served = on_both(monkeypatch, product, torch.float64)
+    torch.testing.assert_close(served, plain)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_batches_of_gradients(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def jacobian(x: Tensor) -> Tensor:
+        found: Tensor = torch.autograd.functional.jacobian(FUNCTIONS[name], x, vectorize=True)
+        return found
+
+    plain, served = on_both(monkeypatch, jacobian, torch.float64)
+    torch.testing.assert_close(served, plain)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_second_derivatives(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def hessian(x: Tensor) -> Tensor:
+        found: Tensor = torch.autograd.functional.hessian(lambda y: FUNCTIONS[name](y).square().sum(), x)
+        return found
+
+    plain, served = on_both(monkeypatch, hessian, torch.float64)
+    torch.testing.assert_close(served, plain)
+
+
+def test_views_whose_memory_holds_something_else() -> None:
+    x = torch.randn(4, 6, dtype=torch.complex64, generator=torch.Generator().manual_seed(0)).to(DEVICE).conj().imag
+    assert x.is_neg()
+    torch.testing.assert_close(sp.sparsemax(x), sp.sparsemax(x.clone()))
+    assert not kernels.can_read(x)
+
+
+def test_kernels_can_be_switched_off() -> None:
+    code = "from sparsum import kernels; print(kernels._IS_USABLE)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"SPARSUM_KERNELS": "0"}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"
