@@ -26,14 +26,16 @@ def make_run(path: Path, *, seed: int = 0, n_epochs: int = 2, test: dict[str, fl
 
 
 def test_a_record_says_what_the_run_was_told_and_measured(tmp_path: Path) -> None:
-    make_run(tmp_path / "runs" / "one", seed=3, bits=16, test={"elbo": -2 / 3})
+    make_run(tmp_path / "runs" / "one", seed=3, bits=16, test={"elbo": -2 / 3, "elbo_se": 0.25})
     (file,) = write_records([tmp_path / "runs"], tmp_path / "results", "nested")
     assert file == tmp_path / "results" / "bitvector-vae" / "topk-16-nested" / "seed-3.json"
     record = json.loads(file.read_text())
     assert tuple(record) == KEYS
     assert (record["method"], record["bits"], record["variant"], record["seed"]) == ("topk", 16, "nested", 3)
     assert record["config"]["k"] == 10
-    assert record["test"] == {"elbo": -0.666667}
+    assert record["test"] == {"elbo": -0.666667, "elbo_se": 0.25, "n_samples": 4}
+    assert "git" in record["versions"]
+    assert "machine" in record["versions"]
     assert record["seconds"] == 2.5
     assert record["epochs"][1]["validation"] == {"elbo": -1.42857}
     assert "torch" in record["versions"]
@@ -63,9 +65,32 @@ def test_half_a_run_is_not_recorded_nor_any_beside_it(tmp_path: Path, options: d
 
 
 def test_two_runs_do_not_share_a_record(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        make_run(tmp_path / "runs" / name, test={"elbo": -1.0})
-    with pytest.raises(ValueError, match="two runs would be"):
+    for name, rate in (("one", 0.1), ("two", 0.2)):
+        make_run(tmp_path / "runs" / name, test={"elbo": -1.0}, lr=rate)
+    with pytest.raises(ValueError, match=r"as another run with lr = 0\.1\nnothing was written"):
+        write_records([tmp_path / "runs"], tmp_path / "results")
+
+
+def test_a_record_is_not_overwritten_by_another_setting(tmp_path: Path) -> None:
+    for name, rate in (("one", 0.1), ("two", 0.2)):
+        make_run(tmp_path / "runs" / name, test={"elbo": -1.0}, lr=rate)
+    (file,) = write_records([tmp_path / "runs" / "one"], tmp_path / "results")
+    before = file.read_text()
+    with pytest.raises(ValueError, match=r"as another run with lr = 0\.1"):
+        write_records([tmp_path / "runs" / "two"], tmp_path / "results")
+    assert file.read_text() == before
+    assert write_records([tmp_path / "runs" / "one"], tmp_path / "results") == [file]  # the same once more
+
+
+def test_no_run_is_no_success(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no run in or below"):
+        write_records([tmp_path], tmp_path / "results")
+
+
+def test_an_evaluation_in_the_middle_of_an_epoch_says_so(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs", n_epochs=1)
+    (tmp_path / "runs" / "evaluation.json").write_text(json.dumps({"elbo": -1.0, "epochs": 1.5}))
+    with pytest.raises(ValueError, match="of the middle of an epoch"):
         write_records([tmp_path / "runs"], tmp_path / "results")
 
 

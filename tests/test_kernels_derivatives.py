@@ -84,7 +84,7 @@ def test_views_whose_memory_holds_something_else() -> None:
 
 
 def test_kernels_can_be_switched_off() -> None:
-    code = "from sparsum import kernels; print(kernels._IS_USABLE)"
+    code = "from sparsum import kernels; print(kernels.IS_USABLE)"
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"SPARSUM_KERNELS": "0"}, capture_output=True, text=True, check=True
     )

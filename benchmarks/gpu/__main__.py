@@ -41,7 +41,7 @@ def main() -> None:
     )
     parser.add_argument("--only", action="append", choices=sections(None), help="this section; may be given again")
     parser.add_argument(
-        "--data-dir", type=pathlib.Path, help="where signal-game, mnist and fashion-mnist are; else random data"
+        "--data-dir", type=pathlib.Path, help="where the folder signal-game is; else random features, as the images are"
     )
     parser.add_argument("--markdown", type=pathlib.Path, help="write the table into this file, too")
     arguments = parser.parse_args()

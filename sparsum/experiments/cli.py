@@ -63,7 +63,7 @@ Solver = Annotated[str | None, typer.Option(help="sparsemap: nested, systematic 
 WarmEpochs = Annotated[int | None, typer.Option(min=0, help="ssvae: epochs on labelled images first. [100; digits 10]")]
 SymbolInit = Annotated[str | None, typer.Option(help="signal-game: normal or uniform. [Gumbel methods: uniform]")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or auto. [default: auto]")]
-Precision = Annotated[str | None, typer.Option(help="32 or bf16-mixed. [default: 32]")]
+Precision = Annotated[str | None, typer.Option(help="32 or bf16-mixed; a GPU records steps in 32 alone. [default: 32]")]
 Out = Annotated[pathlib.Path | None, typer.Option(help="Folder of the run. [default: runs/EXPERIMENT/...]")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
 
@@ -161,7 +161,7 @@ def sweep(
     methods: Annotated[str | None, typer.Option(help="Some, with commas between them. [default: all]")] = None,
     grid: Annotated[list[str] | None, typer.Option(help="Values to try, as lr=1e-3,5e-4; may be repeated.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many, from 0.")] = 1,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; on a GPU they share it by MPS where it is there.")] = 1,
     plan: Annotated[bool, typer.Option("--plan", help="List the runs with an estimate of their time; start none.")] = False,
     data: Data = None,
     data_dir: DataDir = None,
@@ -220,12 +220,14 @@ def record(
     out: Annotated[pathlib.Path, typer.Option(help="Folder of the records.")] = pathlib.Path("results"),
     variant: Annotated[str, typer.Option(help="How these runs differ from others of their method, for the name.")] = "",
 ) -> None:
-    """Write a small file for each finished and evaluated run: what it was told and measured, without weights.
+    """Write a small file for each run: what it was told and measured, without weights.
+
+    All runs have to be finished and evaluated, and of one setting for each method. Others of a method get a --variant.
 
     Example: sparsum record runs/signal-game/sweep --out results
     """
-    files = write_records(runs, out, variant)
-    _out.print(f"{len(files)} records below {out}", highlight=False, soft_wrap=True)
+    for file in write_records(runs, out, variant):
+        _out.print(str(file), highlight=False, soft_wrap=True)
 
 
 @app.command()

@@ -15,7 +15,7 @@ from typing import Any
 
 from sparsum.experiments._files import write_bytes
 from sparsum.experiments.registry import WrongUseError
-from sparsum.experiments.report import RunRecord, read_runs
+from sparsum.experiments.report import RunRecord, read_runs, without_errors
 from sparsum.experiments.runs import RunFolder
 
 #: What every record has.
@@ -36,31 +36,51 @@ def write_records(places: Iterable[pathlib.Path], out: pathlib.Path, variant: st
         variant: how these runs differ from others of the same method, for the name of their folder.
 
     Raises:
-        ValueError: if a run cannot be read, is not finished or not evaluated, or two runs would have the same record; then
-            nothing is written.
+        ValueError: if there is no run; if one cannot be read, is not finished or not evaluated; or if two runs of different
+            settings would have the same record, one of which may be written already. Then nothing is written.
     """
     if variant and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", variant):
         raise WrongUseError(f"--variant must be of small letters, digits, dots and hyphens, got {variant!r}")
+    places = list(places)
     runs, problems = read_runs(places)
     problems += [problem for run in runs if (problem := _what_is_missing(run))]
-    if problems:
-        raise ValueError("\n".join(problems))
-    records = {}
-    for run in runs:
+    if not runs and not problems:
+        raise WrongUseError(f"there is no run in or below {', '.join(map(str, places))}")
+    records: dict[pathlib.Path, dict[str, Any]] = {}
+    for run in runs if not problems else ():
         record = record_of(run, variant)
         file = out / _path(record)
-        if file in records:
-            raise ValueError(f"two runs would be {file}; give one of them a --variant: {run.path}")
+        other = records.get(file) or _written(file)
+        if other is not None and (file in records or other["config"] != record["config"]):
+            problems.append(f"{run.path} would be {file}, as another run with {_difference(other, record)}")
         records[file] = record
+    if problems:
+        raise ValueError("\n".join([*problems, "nothing was written; other settings of a method need a --variant"]))
     for file, record in records.items():
         write_bytes(file, _text(record).encode())
     return list(records)
+
+
+def _written(file: pathlib.Path) -> dict[str, Any] | None:
+    """A record that is there already."""
+    if not file.exists():
+        return None
+    read_record(file)  # raises if it is none
+    written: dict[str, Any] = json.loads(file.read_text())
+    return written
+
+
+def _difference(one: dict[str, Any], other: dict[str, Any]) -> str:
+    """What two runs were told differently, as the first was told it."""
+    changed = {name: value for name, value in one["config"].items() if other["config"].get(name) != value}
+    return ", ".join(f"{name} = {value}" for name, value in changed.items()) or "the same settings"
 
 
 def record_of(run: RunRecord, variant: str = "") -> dict[str, Any]:
     """The record of a run, with as many digits as mean something."""
     config = {name: value for name, value in run.args.items() if name not in _PLACES}
     config["data"] = pathlib.Path(str(config["data"])).name
+    told = RunFolder(run.path).config()
     record = {
         "experiment": run.experiment,
         "method": run.args["method"],
@@ -69,9 +89,9 @@ def record_of(run: RunRecord, variant: str = "") -> dict[str, Any]:
         "seed": run.args["seed"],
         "config": config,
         "epochs": [{name: line[name] for name in _EPOCH if name in line} for line in run.lines],
-        "test": run.test,
+        "test": _evaluation(run),
         "seconds": run.seconds,
-        "versions": RunFolder(run.path).config().get("versions", {}),
+        "versions": {name: told[name] for name in ("git", "machine") if name in told} | told.get("versions", {}),
     }
     rounded: dict[str, Any] = _rounded(record)
     return rounded
@@ -90,7 +110,14 @@ def read_record(file: pathlib.Path) -> RunRecord:
     missing = [key for key in KEYS if not isinstance(record, dict) or key not in record]
     if missing:
         raise ValueError(f"{file} is no record of a run: it lacks {', '.join(missing)}")
-    return RunRecord(file, record["experiment"], record["config"], "", record["epochs"], record["test"])
+    test = without_errors(record["test"])
+    return RunRecord(file, record["experiment"], record["config"], "", record["epochs"], test)
+
+
+def _evaluation(run: RunRecord) -> dict[str, float]:
+    """What `sparsum evaluate` wrote: the metrics, their standard errors and the number of samples."""
+    found = json.loads((run.path / "evaluation.json").read_text())
+    return {name: value for name, value in found.items() if name != "epochs"}
 
 
 def _what_is_missing(run: RunRecord) -> str:

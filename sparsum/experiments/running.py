@@ -39,7 +39,7 @@ def run(
             args = _resumed_args(folder, name, method, options)
         elif folder.exists():
             raise WrongUseError(f"{folder.path} holds a run already: add --resume to go on with it, or give another --out")
-        fabric = Fabric(accelerator=device_of(args.device).type, devices=1, precision=_precision(args.precision))
+        fabric = fabric_for(args)
         experiment = make_experiment(name, args, fabric.device)
         if resume:
             folder.update_args(args)
@@ -75,6 +75,11 @@ def _resumed_args(folder: RunFolder, name: str, method: str, options: dict[str, 
         raise WrongUseError(f"{folder.path} has {n_done} epochs already: --epochs must be at least {n_done}")
     changed = {key: options[key] for key in _FREE_ON_RESUME if options.get(key) is not None}
     return dataclasses.replace(restore_args(name, saved), **changed)
+
+
+def fabric_for(args: CommonArgs) -> Fabric:
+    """The device and precision that a run was told."""
+    return Fabric(accelerator=device_of(args.device).type, devices=1, precision=_precision(args.precision))
 
 
 def device_of(device: str) -> torch.device:

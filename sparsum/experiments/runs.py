@@ -53,6 +53,7 @@ class RunFolder:
                 "args": dataclasses.asdict(args),
                 "command": sys.argv,
                 "versions": _versions(),
+                "machine": _machine(args.device),
                 "git": _revision(),
                 "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             },
@@ -122,6 +123,13 @@ class RunFolder:
             return None
         progress: dict[str, Any] = json.loads(file.read_text())
         return progress
+
+
+def _machine(device: str) -> str:
+    """What a run is made on."""
+    if device != "cpu" and torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"CPU, {platform.machine()}, {torch.get_num_threads()} thread(s)"
 
 
 def _versions() -> dict[str, str]:

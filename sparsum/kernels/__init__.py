@@ -19,17 +19,17 @@ from torch import Tensor
 def _is_usable() -> bool:
     """Whether Triton is there and can build what launches its kernels, and nobody has switched them off."""
     has_compiler = "CC" in os.environ or any(map(shutil.which, ("gcc", "clang")))
-    is_wanted = os.environ.get("SPARSUM_KERNELS", "1") != "0"
+    is_wanted = os.environ.get("SPARSUM_KERNELS", "1").lower() not in {"0", "false", "off", "no"}
     return is_wanted and has_compiler and torch.version.cuda is not None and importlib.util.find_spec("triton") is not None
 
 
-# Found out once: the tracers of graphs stumble over the search.
-_IS_USABLE = _is_usable()
+#: Whether there are kernels for tensors on a GPU. Found out once: the tracers of graphs stumble over the search.
+IS_USABLE = _is_usable()
 
 
 def serve(x: Tensor) -> bool:
     """Whether the kernels take over for a tensor on this device; ``SPARSUM_KERNELS=0`` says that they never do."""
-    return x.is_cuda and _IS_USABLE and (torch.compiler.is_compiling() or not x.is_neg())
+    return x.is_cuda and IS_USABLE and (torch.compiler.is_compiling() or not x.is_neg())
 
 
 def can_read(x: Tensor) -> bool:

@@ -5,6 +5,7 @@ from sparsum.experiments.report._records import RunRecord as RunRecord
 from sparsum.experiments.report._records import find_runs as find_runs
 from sparsum.experiments.report._records import read_run as read_run
 from sparsum.experiments.report._records import read_runs as read_runs
+from sparsum.experiments.report._records import without_errors as without_errors
 from sparsum.experiments.report._sections import Section as Section
 from sparsum.experiments.report._sections import read_sections as read_sections
 from sparsum.experiments.report._summary import Statistic as Statistic

@@ -133,8 +133,15 @@ def _read_evaluation(file: pathlib.Path, n_epochs: int) -> dict[str, float]:
     if not file.exists():
         return {}
     metrics = {name: value for name, value in _json(file).items() if isinstance(value, int | float)}
-    if metrics.get("epochs", n_epochs) != n_epochs:
+    if metrics.get("epochs", n_epochs) < n_epochs:
         raise ValueError(f"{file} is of an earlier time than the last epoch: run sparsum evaluate {file.parent} again")
+    if metrics.get("epochs", n_epochs) > n_epochs:
+        raise ValueError(f"{file} is of the middle of an epoch: finish the run, then sparsum evaluate {file.parent}")
+    return without_errors(metrics)
+
+
+def without_errors(metrics: dict[str, float]) -> dict[str, float]:
+    """The metrics of an evaluation alone."""
     hidden = {f"{name}_se" for name in metrics} | {"epochs", "n_samples"}
     return {name: value for name, value in metrics.items() if name not in hidden}
 

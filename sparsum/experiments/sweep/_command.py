@@ -16,6 +16,7 @@ from rich.text import Text
 from sparsum.experiments._watch import in_words
 from sparsum.experiments.registry import WrongUseError, experiment_class
 from sparsum.experiments.report import RunRecord, Summary, best_by_method, read_run, rich_tables, summarise
+from sparsum.experiments.running import device_of
 from sparsum.experiments.sweep._board import Board
 from sparsum.experiments.sweep._estimate import Estimate, estimate_plan
 from sparsum.experiments.sweep._plan import PlannedRun, make_plan, parse_grid, parse_methods
@@ -63,6 +64,8 @@ def sweep_command(
     else:
         plan = make_plan(experiment, parse_methods(experiment, methods), options, values, seeds, folder)
     check_plan(plan)
+    for device in {run.args.device for run in plan}:
+        device_of(device)  # raises where there is none, before any run would
     if plan_only:
         messages.print("measuring a few steps of runs that are like none before ...", highlight=False)
         print_plan(estimate_plan(plan, folder, n_threads_of(jobs)), jobs, console)

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 
 from sparsum.experiments._experiment import CommonArgs
-from sparsum.experiments._seeds import generator_for
+from sparsum.experiments._seeds import seed_for
+from sparsum.experiments._steps import steps_for
 from sparsum.experiments.registry import make_experiment
 from sparsum.experiments.report import RunRecord, read_runs
-from sparsum.experiments.running import device_of
+from sparsum.experiments.running import fabric_for
 from sparsum.experiments.sweep._plan import PlannedRun
 from sparsum.experiments.sweep._state import State, n_epochs_done, state_of
 
@@ -29,6 +30,8 @@ from sparsum.experiments.sweep._state import State, n_epochs_done, state_of
 _NO_WORK = {"seed", "lr", "weight_decay", "entropy", "temperature_decay", "temperature_every", "symbol_init"}
 _NO_WORK |= {"epochs", "warm_epochs", "warm_seed", "data_dir"}
 _MAX_STEPS = 5
+# How many steps come first: on a GPU they are recorded meanwhile.
+_N_UNCOUNTED = {"cpu": 1, "cuda": 4}
 _MAX_SECONDS = 2.0
 
 
@@ -107,22 +110,17 @@ def _measured(name: str, args: CommonArgs, n_threads: int) -> tuple[float | None
 
 
 def _time_steps(name: str, args: CommonArgs) -> tuple[float, int, int]:
-    """The seconds of some steps, how many they were, and how many an epoch has; one step before them is not counted."""
-    device = device_of(args.device)
-    experiment = make_experiment(name, args, device)
-    optimiser = experiment.optimiser()
+    """The seconds of some steps, how many they were, and how many an epoch has; the first ones are not counted."""
+    fabric = fabric_for(args)
+    experiment = make_experiment(name, args, fabric.device)
+    steps = steps_for(experiment, fabric)
     experiment.model.train()
-    generator = generator_for(device, args.seed, "estimate")
-    order = experiment.start_epoch(generator)
-    n_done, begin = -1, time.monotonic()
-    while n_done < _MAX_STEPS and (n_done < 1 or time.monotonic() - begin < _MAX_SECONDS):
-        if n_done == 0:
-            begin = time.monotonic()
-        with torch.autocast(device.type, torch.bfloat16, enabled=args.precision == "bf16-mixed"):
-            step = experiment.model(experiment.batch(order, 0, generator), generator)
-        optimiser.zero_grad(set_to_none=True)
-        step.objective.backward()
-        optimiser.step()
-        step.objective.item()  # waits for a GPU
-        n_done += 1
+    order = experiment.start_epoch(steps.generator.manual_seed(seed_for(args.seed, "estimate")))
+    n_done, begin = -_N_UNCOUNTED[fabric.device.type], time.monotonic()
+    with steps.epoch():
+        while n_done < _MAX_STEPS and (n_done < 1 or time.monotonic() - begin < _MAX_SECONDS):
+            if n_done == 0:
+                begin = time.monotonic()
+            steps.take(order, 0).objective.item()  # waits for a GPU
+            n_done += 1
     return time.monotonic() - begin, n_done, experiment.n_steps
