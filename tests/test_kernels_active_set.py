@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +11,7 @@ from torch import Tensor
 import sparsum as sp
 from sparsum.solvers import ActiveSet, Solution, _active_bits, _active_set, _loop
 from sparsum.solvers._problem import Padded, Problem
+from tests.test_devices import n_waits
 
 kernel = pytest.importorskip("sparsum.kernels._active_set")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -185,29 +185,15 @@ def test_equal_rows_have_equal_atoms() -> None:
     assert bool((probs == probs[:1]).all())
 
 
-def n_waits(function: Callable[[], object]) -> int:
-    """How often a call waits for the device."""
-    function()
-    torch.cuda.synchronize()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            function()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    return sum("called a synchronizing" in str(warning.message) for warning in caught)
-
-
 @on_a_gpu
 @pytest.mark.parametrize("structure", [sp.Bits(128), sp.Budget(128, 64), sp.Subset(128, 64)], ids=repr)
 def test_it_hardly_waits(structure: sp.Bits) -> None:
     scores = normal(64, 128).float().cuda().requires_grad_()
-    assert n_waits(lambda: ActiveSet().solve(scores, structure).probs.sum().backward()) <= 6
+    assert n_waits(lambda: ActiveSet().solve(scores, structure).probs.sum().backward(), DEVICE) <= 6
 
 
 @on_a_gpu
 def test_other_structures_wait_now_and_then() -> None:
     structure, scores, _ = sp.Sequence(20, 10).rows(normal(64, 20, 10).cuda())
     assert int(ActiveSet().solve(scores, structure).steps.max()) > 30
-    assert n_waits(lambda: ActiveSet().solve(scores, structure)) <= 25
+    assert n_waits(lambda: ActiveSet().solve(scores, structure), DEVICE) <= 25
