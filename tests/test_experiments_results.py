@@ -82,6 +82,12 @@ def test_a_record_is_not_overwritten_by_another_setting(tmp_path: Path) -> None:
     assert write_records([tmp_path / "runs" / "one"], tmp_path / "results") == [file]  # the same once more
 
 
+def test_records_go_into_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="--out must be a folder"):
+        write_records([tmp_path], tmp_path / "file")
+
+
 def test_no_run_is_no_success(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no run in or below"):
         write_records([tmp_path], tmp_path / "results")

@@ -146,7 +146,8 @@ def _advance(bar: Progress, task: TaskID, done: float) -> None:
 
 
 def _print_metrics(folder: pathlib.Path, metrics: dict[str, float]) -> None:
-    table = Table("metric", "value", "standard error", title=str(folder))
+    _out.print(str(folder), highlight=False, soft_wrap=True)  # a title would be broken where the table ends
+    table = Table("metric", "value", "standard error")
     for name, value in metrics.items():
         if not name.endswith("_se"):
             error = metrics.get(f"{name}_se")

@@ -42,6 +42,8 @@ def write_records(places: Iterable[pathlib.Path], out: pathlib.Path, variant: st
     if variant and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", variant):
         raise WrongUseError(f"--variant must be of small letters, digits, dots and hyphens, got {variant!r}")
     places = list(places)
+    if out.exists() and not out.is_dir():
+        raise WrongUseError(f"--out must be a folder, and {out} is a file")
     runs, problems = read_runs(places)
     problems += [problem for run in runs if (problem := _what_is_missing(run))]
     if not runs and not problems:

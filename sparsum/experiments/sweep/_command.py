@@ -22,7 +22,7 @@ from sparsum.experiments.sweep._estimate import Estimate, estimate_plan
 from sparsum.experiments.sweep._plan import PlannedRun, make_plan, parse_grid, parse_methods
 from sparsum.experiments.sweep._pool import Entry, Phase, sweep
 from sparsum.experiments.sweep._process import n_threads_of
-from sparsum.experiments.sweep._state import check_plan
+from sparsum.experiments.sweep._state import State, check_plan, state_of
 
 # Where no one looks at a terminal, lines may be long.
 _PLAIN_WIDTH = 160
@@ -67,7 +67,8 @@ def sweep_command(
     for device in {run.args.device for run in plan}:
         device_of(device)  # raises where there is none, before any run would
     if plan_only:
-        messages.print("measuring a few steps of runs that are like none before ...", highlight=False)
+        if any(state_of(run) is not State.FINISHED for run in plan):
+            messages.print("measuring a few steps of runs that are like none before ...", highlight=False)
         print_plan(estimate_plan(plan, folder, n_threads_of(jobs)), jobs, console)
         return 0
     with Board(messages, jobs) as board:
