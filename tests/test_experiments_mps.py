@@ -10,12 +10,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from sparsum.experiments.sweep import PlannedRun, make_plan
+from sparsum.experiments.sweep import Phase, PlannedRun, _mps, _pool, make_plan, sweep
 from sparsum.experiments.sweep._mps import PROGRAM, private_daemon, sharing_gpu
+from sparsum.experiments.sweep._process import start_process
 
 
 @pytest.fixture
@@ -113,6 +116,28 @@ def test_daemon_sees_all_gpus_and_the_runs_those_they_are_given(
     with private_daemon(lambda _: None) as environment:
         assert "CUDA_VISIBLE_DEVICES" not in environment
     assert diary.read_text().startswith("sees <>")
+
+
+def test_a_sweep_gives_its_runs_the_daemon(tmp_path: Path, diary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole runs, on the CPU: started when the daemon is up, in its environment, and ended before it."""
+    monkeypatch.setattr(_mps, "_uses_gpu", lambda run: True)
+    seen: list[str] = []
+
+    def start(run: PlannedRun, n_threads: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        seen.append(environment["CUDA_MPS_PIPE_DIRECTORY"])
+        assert diary.read_text() == f"start {seen[0]}\n"
+        return start_process(run, n_threads, environment)
+
+    monkeypatch.setattr(_pool, "start_process", start)
+    said: list[str] = []
+    watcher = SimpleNamespace(look=lambda entries: None, say=said.append)
+    options = {"batch_size": 1000, "warm_epochs": 0, "device": "cpu", "epochs": 1}
+    entries, is_stopped = sweep(make_plan("ssvae", ["sparse"], options, {}, 2, tmp_path / "runs"), 2, watcher)
+    assert [entry.phase for entry in entries] == [Phase.FINISHED] * 2
+    assert not is_stopped
+    assert len(seen) == 2
+    assert diary.read_text() == f"start {seen[0]}\nquit {seen[0]}\n"
+    assert "share the GPU" in said[0]
 
 
 def wait_for(diary: Path, word: str) -> None:

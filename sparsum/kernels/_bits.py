@@ -131,6 +131,25 @@ def _project(target, column, space, total, IS_EXACT: tl.constexpr, BLOCK: tl.con
     return tl.minimum(tl.maximum(mean, 0.0), 1.0), is_interior, n_interior
 
 
+@triton.jit
+def _systematic_keys(mean, is_fractional, ordinal, n):
+    """The fractional parts of the sums of marginals, 1 where nothing is added, and whether an integer was crossed.
+
+    In fixed point, and the last sum an integer where it is one but for rounding.
+    """
+    scaled = tl.where(is_fractional, mean, 0.0) * (1.0 * _ONE)
+    part = ((scaled + _LARGE) - _LARGE).to(tl.int64)
+    sums = tl.cumsum(part, 0)
+    before = sums - part
+    whole_sum = tl.sum(part, 0)
+    nearest = ((whole_sum + _ONE // 2) >> _PLACES) << _PLACES
+    is_integer = tl.abs(whole_sum - nearest) <= n
+    is_last = ordinal == tl.sum(is_fractional.to(tl.int32), 0)
+    sums = tl.where(is_last & is_integer, nearest, sums)
+    crosses = (sums >> _PLACES) > (before >> _PLACES)
+    return tl.where(is_fractional, (sums & (_ONE - 1)).to(tl.float64) / (1.0 * _ONE), 1.0), crosses
+
+
 @triton.jit(do_not_specialize=["n_rows", "total"])
 def _split(
     scores, words, probs, slots, totals, counts, is_solved, keys, n_rows, n, total,
@@ -156,17 +175,7 @@ def _split(
     is_fractional = (mean > _NEGLIGIBLE) & (mean < 1.0 - _NEGLIGIBLE)
     ordinal = tl.cumsum(is_fractional.to(tl.int32), 0)
     if SYSTEMATIC:
-        scaled = tl.where(is_fractional, mean, 0.0) * (1.0 * _ONE)
-        part = ((scaled + _LARGE) - _LARGE).to(tl.int64)
-        sums = tl.cumsum(part, 0)
-        before = sums - part
-        whole_sum = tl.sum(part, 0)
-        nearest = ((whole_sum + _ONE // 2) >> _PLACES) << _PLACES
-        is_integer = tl.abs(whole_sum - nearest) <= n
-        is_last = ordinal == tl.sum(is_fractional.to(tl.int32), 0)
-        sums = tl.where(is_last & is_integer, nearest, sums)
-        crosses = (sums >> _PLACES) > (before >> _PLACES)
-        key = tl.where(is_fractional, (sums & (_ONE - 1)).to(tl.float64) / (1.0 * _ONE), 1.0)
+        key, crosses = _systematic_keys(mean, is_fractional, ordinal, n)
         low, high = 0.0, 1.0
     else:
         key = tl.where(is_fractional, -mean, 0.0)

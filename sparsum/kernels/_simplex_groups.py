@@ -189,6 +189,28 @@ def solve_few(
     tl.store(y + column * yc, tl.reshape(rounded, [BATCH, GROUP]), mask=is_inside)
 
 
+@triton.jit
+def solve_row(
+    x, mask, y, ids, values, n, n_groups, xc, mc, yc,
+    EXPONENT: tl.constexpr, HAS_MASK: tl.constexpr, IS_HALF: tl.constexpr, TOLERANCE: tl.constexpr, SLACK: tl.constexpr,
+    GROUP: tl.constexpr, BATCH: tl.constexpr, GROUPS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """Probabilities of a row whose maxima are ``values``, where they are not 0, from the groups that can hold support."""
+    peak, bound, n_ids = find_groups(values, ids, n_groups, EXPONENT, SLACK, GROUPS)
+    tl.debug_barrier()
+    if n_ids <= BATCH:
+        solve_few(
+            x, mask, y, ids, n_ids, n, xc, mc, yc, peak, bound, EXPONENT, HAS_MASK, IS_HALF, TOLERANCE, GROUP, BATCH, ACC
+        )
+    else:
+        threshold, step = solve_groups(
+            x, mask, ids, n_ids, n, xc, mc, peak, bound, EXPONENT, HAS_MASK, TOLERANCE, GROUP, BATCH, ACC
+        )
+        write_groups(
+            x, mask, y, ids, n_ids, n, xc, mc, yc, peak, threshold, step, EXPONENT, HAS_MASK, IS_HALF, GROUP, BATCH, ACC
+        )
+
+
 @triton.jit(do_not_specialize=["n_groups"])
 def groups_forward(
     x, mask, y, peaks, ids, n, n_groups, inner, xo, xi, xc, mo, mi, mc, yo, yi, yc,
@@ -213,19 +235,10 @@ def groups_forward(
         read_peaks(x, mask, y, peaks, n, xc, mc, yc, 0, n_groups, HAS_MASK, True, GROUP, CHUNK, ACC)
         tl.debug_barrier()
         values = load_peaks(peaks, n_groups, GROUPS)
-    peak, bound, n_ids = find_groups(values, ids, n_groups, EXPONENT, SLACK, GROUPS)
-    tl.debug_barrier()
-    if n_ids <= BATCH:
-        solve_few(
-            x, mask, y, ids, n_ids, n, xc, mc, yc, peak, bound, EXPONENT, HAS_MASK, IS_HALF, TOLERANCE, GROUP, BATCH, ACC
-        )
-    else:
-        threshold, step = solve_groups(
-            x, mask, ids, n_ids, n, xc, mc, peak, bound, EXPONENT, HAS_MASK, TOLERANCE, GROUP, BATCH, ACC
-        )
-        write_groups(
-            x, mask, y, ids, n_ids, n, xc, mc, yc, peak, threshold, step, EXPONENT, HAS_MASK, IS_HALF, GROUP, BATCH, ACC
-        )
+    solve_row(
+        x, mask, y, ids, values, n, n_groups, xc, mc, yc,
+        EXPONENT, HAS_MASK, IS_HALF, TOLERANCE, SLACK, GROUP, BATCH, GROUPS, ACC,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["n_groups", "n_each"])
@@ -260,16 +273,7 @@ def split_solve(
     peaks += row.to(tl.int64) * n_groups
     ids += row.to(tl.int64) * n_groups
     values = load_peaks(peaks, n_groups, GROUPS)
-    peak, bound, n_ids = find_groups(values, ids, n_groups, EXPONENT, SLACK, GROUPS)
-    tl.debug_barrier()
-    if n_ids <= BATCH:
-        solve_few(
-            x, mask, y, ids, n_ids, n, xc, mc, yc, peak, bound, EXPONENT, HAS_MASK, IS_HALF, TOLERANCE, GROUP, BATCH, ACC
-        )
-    else:
-        threshold, step = solve_groups(
-            x, mask, ids, n_ids, n, xc, mc, peak, bound, EXPONENT, HAS_MASK, TOLERANCE, GROUP, BATCH, ACC
-        )
-        write_groups(
-            x, mask, y, ids, n_ids, n, xc, mc, yc, peak, threshold, step, EXPONENT, HAS_MASK, IS_HALF, GROUP, BATCH, ACC
-        )
+    solve_row(
+        x, mask, y, ids, values, n, n_groups, xc, mc, yc,
+        EXPONENT, HAS_MASK, IS_HALF, TOLERANCE, SLACK, GROUP, BATCH, GROUPS, ACC,
+    )  # fmt: skip
