@@ -65,6 +65,14 @@ SymbolInit = Annotated[str | None, typer.Option(help="signal-game: normal or uni
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or auto. [default: auto]")]
 Precision = Annotated[str | None, typer.Option(help="32 or bf16-mixed; a GPU records steps in 32 alone. [default: 32]")]
 Out = Annotated[pathlib.Path | None, typer.Option(help="Folder of the run. [default: runs/EXPERIMENT/...]")]
+TunedBy = Annotated[
+    pathlib.Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Each method takes the setting that was best on the validation data among the runs in or below FOLDER, "
+        "those of an earlier sweep with --grid that agree with the options given here.",
+    ),
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
 
 Save = Annotated[float, typer.Option(min=0, help="How often to save in the middle of an epoch; a killed run loses no more.")]
@@ -159,8 +167,12 @@ def _print_metrics(folder: pathlib.Path, metrics: dict[str, float]) -> None:
 def sweep(
     experiment: Experiment,
     *,
-    methods: Annotated[str | None, typer.Option(help="Some, with commas between them. [default: all]")] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Some, with commas between them. [default: all; with --tuned-by, those with runs there]"),
+    ] = None,
     grid: Annotated[list[str] | None, typer.Option(help="Values to try, as lr=1e-3,5e-4; may be repeated.")] = None,
+    tuned_by: TunedBy = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many, from 0.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; on a GPU they share it by MPS where it is there.")] = 1,
     plan: Annotated[bool, typer.Option("--plan", help="List the runs with an estimate of their time; start none.")] = False,
@@ -195,6 +207,7 @@ def sweep(
         out=out,
         jobs=jobs,
         plan_only=plan,
+        tuned_by=tuned_by,
     )
     raise typer.Exit(status)
 
@@ -243,7 +256,8 @@ def demo(
 
 def _options(arguments: dict[str, Any]) -> dict[str, Any]:
     """The options of a run among the arguments of a command."""
-    others = {"experiment", "method", "out", "resume", "checkpoint_seconds", "methods", "grid", "seeds", "jobs", "plan"}
+    others = {"experiment", "method", "out", "resume", "checkpoint_seconds"}
+    others |= {"methods", "grid", "tuned_by", "seeds", "jobs", "plan"}
     return {key: value for key, value in arguments.items() if key not in others}
 
 

@@ -7,7 +7,10 @@ from sparsum.experiments.report._records import read_run as read_run
 from sparsum.experiments.report._records import read_runs as read_runs
 from sparsum.experiments.report._records import without_errors as without_errors
 from sparsum.experiments.report._sections import Section as Section
+from sparsum.experiments.report._sections import differing_options as differing_options
 from sparsum.experiments.report._sections import read_sections as read_sections
+from sparsum.experiments.report._sections import summaries_by_setting as summaries_by_setting
+from sparsum.experiments.report._sections import without_repetitions as without_repetitions
 from sparsum.experiments.report._summary import Statistic as Statistic
 from sparsum.experiments.report._summary import Summary as Summary
 from sparsum.experiments.report._summary import best_by_method as best_by_method

@@ -64,13 +64,13 @@ def read_sections(places: Iterable[pathlib.Path]) -> tuple[list[Section], list[s
         except WrongUseError as error:
             problems += [f"{record.path}: {error}" for record in members]
             continue
-        kept, repeated = _without_repetitions(members)
+        kept, repeated = without_repetitions(members)
         problems += repeated
-        sections.append(Section(experiment, data, criterion, _summaries(kept), kept))
+        sections.append(Section(experiment, data, criterion, summaries_by_setting(kept), kept))
     return sections, problems
 
 
-def _without_repetitions(records: list[RunRecord]) -> tuple[list[RunRecord], list[str]]:
+def without_repetitions(records: list[RunRecord]) -> tuple[list[RunRecord], list[str]]:
     """One run for each method, setting and seed, the longest: a second one would feign a smaller error."""
     kept: dict[str, RunRecord] = {}
     for record in sorted(records, key=lambda record: -len(record.lines)):
@@ -84,8 +84,9 @@ def _without_repetitions(records: list[RunRecord]) -> tuple[list[RunRecord], lis
     )
 
 
-def _summaries(records: list[RunRecord]) -> list[Summary]:
-    differing = _differing(records)
+def summaries_by_setting(records: list[RunRecord]) -> list[Summary]:
+    """One for each method and setting that has measured something, where a setting is all that differs among the runs."""
+    differing = differing_options(records)
     groups: dict[tuple[str, ...], list[RunRecord]] = {}
     for record in records:
         group = record.args["method"], *(repr(record.args.get(name)) for name in differing)
@@ -97,7 +98,7 @@ def _summaries(records: list[RunRecord]) -> list[Summary]:
     return sorted(filter(None, found), key=lambda summary: summary.method)
 
 
-def _differing(records: list[RunRecord]) -> list[str]:
+def differing_options(records: list[RunRecord]) -> list[str]:
     """The options that are not the same in all runs."""
     values: dict[str, set[Any]] = {}
     for record in records:

@@ -14,3 +14,5 @@ from sparsum.experiments.sweep._pool import sweep as sweep
 from sparsum.experiments.sweep._state import State as State
 from sparsum.experiments.sweep._state import check_plan as check_plan
 from sparsum.experiments.sweep._state import state_of as state_of
+from sparsum.experiments.sweep._tuned import Choice as Choice
+from sparsum.experiments.sweep._tuned import tuned_settings as tuned_settings

@@ -23,6 +23,7 @@ from sparsum.experiments.sweep._plan import PlannedRun, make_plan, parse_grid, p
 from sparsum.experiments.sweep._pool import Entry, Phase, sweep
 from sparsum.experiments.sweep._process import n_threads_of
 from sparsum.experiments.sweep._state import State, check_plan, state_of
+from sparsum.experiments.sweep._tuned import tuned_settings
 
 # Where no one looks at a terminal, lines may be long.
 _PLAIN_WIDTH = 160
@@ -38,18 +39,20 @@ def sweep_command(
     out: pathlib.Path | None,
     jobs: int,
     plan_only: bool,
+    tuned_by: pathlib.Path | None = None,
 ) -> int:
     """Make the runs of a sweep, or say which they are; returns the exit status.
 
     Args:
         experiment: its name.
-        methods: some, with commas between them; None for all that can take the options.
+        methods: some, with commas between them; None for all that can take the options, or have runs in ``tuned_by``.
         options: what all runs are told, by the names of their arguments; None means not given.
         grid: texts such as ``lr=1e-3,5e-4``.
         seeds: how many, from 0.
         out: the folder above those of the runs; None for ``runs/EXPERIMENT/sweep``.
         jobs: how many runs at a time.
         plan_only: list the runs, start none.
+        tuned_by: the folder of an earlier sweep, of which each method takes its best setting.
 
     Returns:
         0 if all runs are finished, 1 if some have failed, 130 if the sweep was stopped.
@@ -59,10 +62,17 @@ def sweep_command(
     console, messages = _console(), _console(stderr=True)
     folder = pathlib.Path("runs") / experiment / "sweep" if out is None else out
     values = parse_grid(experiment, grid)
-    if methods is None:
+    named = None if methods is None else parse_methods(experiment, methods)
+    if tuned_by is not None:
+        chosen = tuned_settings(experiment, named, options, values, tuned_by, folder)
+        for choice in chosen:
+            _say(messages, str(choice))
+        tuned = {choice.method: choice.values for choice in chosen}
+        plan = make_plan(experiment, list(tuned), options, values, seeds, folder, tuned)
+    elif named is None:
         plan = _plan_of_all_methods(experiment, options, values, seeds, folder, messages)
     else:
-        plan = make_plan(experiment, parse_methods(experiment, methods), options, values, seeds, folder)
+        plan = make_plan(experiment, named, options, values, seeds, folder)
     check_plan(plan)
     for device in {run.args.device for run in plan}:
         device_of(device)  # raises where there is none, before any run would

@@ -63,6 +63,7 @@ def make_plan(
     grid: Mapping[str, Sequence[Any]],
     seeds: int,
     out: pathlib.Path,
+    tuned: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[PlannedRun]:
     """All runs of a sweep, each method's together, in an order that finishes one seed of all settings before the next.
 
@@ -73,6 +74,7 @@ def make_plan(
         grid: the values that options take in turn, as `parse_grid` gives them.
         seeds: how many seeds, from 0.
         out: the folder above those of the runs.
+        tuned: what the runs of a method are told besides, by its name, as an earlier sweep chose it.
     """
     if seeds < 1:
         raise WrongUseError(f"--seeds must be at least 1, got {seeds}")
@@ -81,10 +83,14 @@ def make_plan(
         raise WrongUseError("a sweep takes --seeds N, the seeds 0 to N-1, and no --seed")
     for name in grid.keys() & given.keys():
         raise WrongUseError(f"{_option(name)} is given alone and in --grid; leave one of them out")
+    own = {method: dict((tuned or {}).get(method, {})) for method in methods}
+    for method, values in own.items():
+        for name in sorted(values.keys() & (grid.keys() | given.keys())):
+            raise WrongUseError(f"{_option(name)} is given here and tuned for {method} by --tuned-by; leave one of them out")
     names = sorted(grid)
     settings = [dict(zip(names, values, strict=True)) for values in itertools.product(*(grid[name] for name in names))]
     plan = [
-        _planned(experiment, method, given, setting, seed, out)
+        _planned(experiment, method, given | own[method], setting, seed, out)
         for method, seed, setting in itertools.product(methods, range(seeds), settings)
     ]
     for run in plan:
@@ -114,8 +120,7 @@ def parse_grid(experiment: str, texts: Iterable[str]) -> dict[str, list[Any]]:
     >>> parse_grid("ssvae", ["lr=1e-3,5e-4", "batch-size=32,64"])
     {'lr': [0.001, 0.0005], 'batch_size': [32, 64]}
     """
-    types = typing.get_type_hints(args_class(experiment))
-    known = [name for name in types if name in _train_options() and name not in _NOT_IN_GRID]
+    types, known = typing.get_type_hints(args_class(experiment)), grid_options(experiment)
     grid: dict[str, list[Any]] = {}
     for text in texts:
         typed, equals, values = text.partition("=")
@@ -132,6 +137,12 @@ def parse_grid(experiment: str, texts: Iterable[str]) -> dict[str, list[Any]]:
         if len(set(grid[name])) < len(grid[name]):
             raise WrongUseError(f"--grid {text}: a value is given twice")
     return grid
+
+
+def grid_options(experiment: str) -> list[str]:
+    """The options of an experiment that a grid can hold."""
+    types = typing.get_type_hints(args_class(experiment))
+    return [name for name in types if name in _train_options() and name not in _NOT_IN_GRID]
 
 
 def parse_methods(experiment: str, text: str) -> list[str]:

@@ -12,8 +12,10 @@ from sparsum.experiments.registry import WrongUseError
 from sparsum.experiments.runs import RunFolder
 from sparsum.experiments.sweep._plan import PlannedRun
 
-# What may differ from an earlier time: more epochs go on, and the device and the place of the data are no part of a run.
-_FREE = {"epochs", "device", "data_dir"}
+#: What may differ from an earlier time: more epochs go on, and the device and the place of the data are no part of a run.
+FREE = {"epochs", "device", "data_dir"}
+#: What a sweep writes where it gave a run up.
+FAILURE_NAME = "failed.txt"
 
 
 class State(enum.StrEnum):
@@ -50,7 +52,7 @@ def n_epochs_done(run: PlannedRun) -> int:
 
 def failure_file(run: PlannedRun) -> pathlib.Path:
     """Where a sweep writes why it gave a run up."""
-    return run.folder / "failed.txt"
+    return run.folder / FAILURE_NAME
 
 
 def log_file(run: PlannedRun) -> pathlib.Path:
@@ -90,7 +92,7 @@ def _differences(run: PlannedRun) -> list[str]:
         return [f"its config.json cannot be read ({error!r})"]
     planned = dataclasses.asdict(run.args)
     found = [] if experiment == run.experiment else [f"its experiment is {experiment}, not {run.experiment}"]
-    for name in sorted(planned.keys() & saved.keys() - _FREE):
+    for name in sorted(planned.keys() & saved.keys() - FREE):
         if saved[name] != planned[name]:
             found.append(f"its {name} is {saved[name]}, not {planned[name]}")
     if (n_done := n_epochs_done(run)) > planned["epochs"]:

@@ -1,0 +1,197 @@
+"""What an earlier sweep found best for each method."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from sparsum.experiments.registry import WrongUseError, args_class, experiment_class, make_args
+from sparsum.experiments.report import (
+    RunRecord,
+    best_by_method,
+    differing_options,
+    read_runs,
+    summaries_by_setting,
+    without_repetitions,
+)
+from sparsum.experiments.runs import RunFolder
+from sparsum.experiments.sweep._plan import grid_options
+from sparsum.experiments.sweep._state import FAILURE_NAME, FREE
+
+_N_NAMED = 4
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The setting that a method takes from an earlier sweep; as text, a line that says it.
+
+    Args:
+        method: how the sum is made.
+        values: the options that were tuned.
+        reason: why these.
+    """
+
+    method: str
+    values: Mapping[str, Any]
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.method}: {_words(self.values)} ({self.reason})"
+
+
+@dataclass(frozen=True)
+class _Earlier:
+    """The runs of an earlier sweep that count for this one, and what they are, for messages."""
+
+    folder: pathlib.Path
+    records: list[RunRecord]
+    title: str
+
+    def of(self, method: str) -> list[RunRecord]:
+        return [record for record in self.records if record.args["method"] == method]
+
+    def name(self, path: pathlib.Path) -> str:
+        """A folder of a run as it is seen from where the command was typed."""
+        above = self.folder.resolve()
+        return str(self.folder / path.relative_to(above) if path.is_relative_to(above) else path)
+
+
+def tuned_settings(
+    experiment: str,
+    methods: Sequence[str] | None,
+    options: Mapping[str, Any],
+    grid: Collection[str],
+    folder: pathlib.Path,
+    out: pathlib.Path,
+) -> list[Choice]:
+    """For each method the setting that was best on the validation data among the runs in or below a folder.
+
+    The runs that count are on the same data and were told all that is given here; epochs, device and the place of the data
+    may differ. Best is what `best_by_method` takes; of equals the first, by the names of their folders.
+
+    Args:
+        experiment: its name.
+        methods: how the sum is made; None for all that have runs there.
+        options: what all new runs are told; None means not given.
+        grid: the names of the options that new runs are told in turn.
+        folder: where the earlier runs are.
+        out: where the new runs go.
+
+    Raises:
+        WrongUseError: if runs are missing or not finished, or nothing was tuned.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    for method in methods or experiment_class(experiment).methods[:1]:
+        _check_names(experiment, method, given)
+    if out.resolve().is_relative_to(folder.resolve()):
+        raise WrongUseError(f"--out {out} is in the folder of --tuned-by: the new runs would be chosen from; give another")
+    earlier = _read(experiment, given, folder)
+    if methods is None:
+        known = experiment_class(experiment).methods
+        methods = [method for method in known if earlier.of(method) or _failed_at_once(folder, method)]
+    missing = [text for method in methods for text in _missing(earlier, method)]
+    if missing or not methods:
+        _refuse(folder, missing or [f"there is no run of {earlier.title}"])
+    return [_choice(experiment, method, given, grid, earlier) for method in methods]
+
+
+def _check_names(experiment: str, method: str, given: dict[str, Any]) -> None:
+    """Raise for a method or an option that there is not, rather than say that no run was told it."""
+    try:
+        make_args(experiment, method, given)
+    except WrongUseError:
+        raise
+    except ValueError:
+        pass  # a value that does not fit the presets may fit what was tuned
+
+
+def _read(experiment: str, given: Mapping[str, Any], folder: pathlib.Path) -> _Earlier:
+    """The runs that count; one that cannot be read is an error, since it may be any method's."""
+    told = {name: value for name, value in given.items() if name not in FREE}
+    told = {"data": args_class(experiment).data} | told
+    records, problems = read_runs([folder])
+    broken = set(problems) - {record.problem for record in records}  # an evaluation is of no matter here
+    if broken:
+        _refuse(folder, sorted(broken))
+    agreeing = [record for record in records if record.experiment == experiment and _agrees(record, told)]
+    return _Earlier(folder, without_repetitions(agreeing)[0], f"{experiment} with {_words(told)}")
+
+
+def _agrees(record: RunRecord, told: Mapping[str, Any]) -> bool:
+    """Whether a run was told the same; what it was not told at all, as by an earlier version, does not count."""
+    return all(record.args.get(name, value) == value for name, value in told.items())
+
+
+def _missing(earlier: _Earlier, method: str) -> list[str]:
+    """What keeps the runs of a method from being compared, in words."""
+    records = earlier.of(method)
+    found = [f"{earlier.name(path)} has failed" for path in _failed_at_once(earlier.folder, method)]
+    for record in records:
+        if not record.is_finished:
+            how = "has failed at" if (record.path / FAILURE_NAME).exists() else "has done"
+            found.append(f"{earlier.name(record.path)} {how} {len(record.lines)} of {record.args['epochs']} epochs")
+    if found or not records:
+        return found or [f"there is no run of {method} of {earlier.title}"]
+    summaries = summaries_by_setting(records)
+    seeds = {record.args["seed"] for record in records}
+    for summary in summaries:
+        # The seeds that were left out may be the bad ones.
+        absent = seeds - {record.args["seed"] for record in summary.records}
+        found += [f"{method} with {_words(summary.setting)} has no run of seed {seed}" for seed in sorted(absent)]
+    return found
+
+
+def _failed_at_once(folder: pathlib.Path, method: str) -> list[pathlib.Path]:
+    """The folders of runs that a sweep gave up before they said what they were told; their place tells the method."""
+    failed = [file.parent.resolve() for file in sorted(folder.rglob(FAILURE_NAME))]
+    return [path for path in failed if not RunFolder(path).exists() and method in path.parts[-3:-1]]
+
+
+def _refuse(folder: pathlib.Path, missing: list[str]) -> NoReturn:
+    named = missing[:_N_NAMED] + ([f"and {len(missing) - _N_NAMED} more"] if len(missing) > _N_NAMED else [])
+    raise WrongUseError(
+        f"--tuned-by {folder}: {'; '.join(named)}. Finish the sweep there first; "
+        "to leave out a setting, remove its runs of all seeds, and to leave out a method, give --methods"
+    )
+
+
+def _choice(experiment: str, method: str, given: dict[str, Any], grid: Collection[str], earlier: _Earlier) -> Choice:
+    criterion = experiment_class(experiment).criterion
+    summaries = summaries_by_setting(earlier.of(method))
+    (best,) = best_by_method(summaries, criterion)
+    mean = best.validation[criterion].mean if criterion in best.validation else math.nan
+    if math.isnan(mean):
+        raise WrongUseError(f"--tuned-by {earlier.folder}: no run of {method} there has measured {criterion}")
+    told = best.records[0].args
+    values = {name: told.get(name) for name in _tuned_options(experiment, method, earlier)}
+    among = f"the best of {len(summaries)} settings" if len(summaries) > 1 else "the only setting"
+    reason = f"validation {criterion} {mean:.4g}, {among} in {earlier.folder}"
+    same = given | values | {name: told[name] for name in grid if name in told}
+    others = _others(told, dataclasses.asdict(make_args(experiment, method, same)))
+    return Choice(method, values, f"{reason}, where it had {_words(others)}" if others else reason)
+
+
+def _tuned_options(experiment: str, method: str, earlier: _Earlier) -> list[str]:
+    """What differs among the runs of a method; where it has a single setting, among those of all methods."""
+    tunable = set(grid_options(experiment)) - FREE
+    for records in (earlier.of(method), earlier.records):
+        if names := tunable.intersection(differing_options(records)):
+            return sorted(names)
+    raise WrongUseError(
+        f"--tuned-by {earlier.folder}: nothing was tuned there, all runs of {earlier.title} have the same setting; "
+        "give the folder of a sweep with --grid"
+    )
+
+
+def _others(told: Mapping[str, Any], planned: Mapping[str, Any]) -> dict[str, Any]:
+    """What the chosen runs were told otherwise than the new ones will be, though it was not tuned: worth a look."""
+    names = (told.keys() & planned.keys()) - FREE - {"seed"}
+    return {name: told[name] for name in sorted(names) if told[name] != planned[name]}
+
+
+def _words(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())

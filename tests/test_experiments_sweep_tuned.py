@@ -1,0 +1,213 @@
+"""Sweeps that take the settings which an earlier sweep found best."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparsum.experiments import sweep as sweeping
+from sparsum.experiments.main import main
+from sparsum.experiments.registry import WrongUseError
+from sparsum.experiments.runs import RunFolder
+from sparsum.experiments.sweep import Choice, PlannedRun, make_plan
+
+RATES = [0.1, 0.2]
+
+
+@pytest.fixture(autouse=True)
+def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders are named as they are typed, from here."""
+    monkeypatch.chdir(tmp_path)
+
+
+def pretend(run: PlannedRun, value: float, *, epochs: int = 2) -> None:
+    """Write a run without training, with the criterion at its last epoch."""
+    folder = RunFolder(run.folder)
+    folder.create(run.experiment, run.args)
+    for epoch in range(epochs):
+        validation = {"elbo": value if epoch == epochs - 1 else 0.0}  # the best of all, were it not for the last one
+        folder.add_metrics({"epoch": epoch, "validation": validation, "calls": {"mean": 1.0}, "seconds": 3.0})
+    folder.save("last", {"place": {"epoch": epochs}})
+
+
+def earlier(
+    values: dict[str, Sequence[float]],
+    *,
+    out: str = "grid",
+    grid: dict[str, list[Any]] | None = None,
+    experiment: str = "ssvae",
+    **options: Any,
+) -> list[PlannedRun]:
+    """An earlier sweep of two epochs: for each method the values of its runs, one seed of all settings before the next."""
+    grid = {"lr": RATES} if grid is None else grid
+    n_settings = 1
+    for tried in grid.values():
+        n_settings *= len(tried)
+    runs = []
+    for method, measured in values.items():
+        plan = make_plan(experiment, [method], {"epochs": 2} | options, grid, len(measured) // n_settings, Path(out))
+        for run, value in zip(plan, measured, strict=True):
+            pretend(run, value)
+        runs += plan
+    return runs
+
+
+def chosen(
+    methods: Sequence[str] | None = ("sparse",),
+    *,
+    experiment: str = "ssvae",
+    grid: Sequence[str] = (),
+    folder: str = "grid",
+    **options: Any,
+) -> list[Choice]:
+    return sweeping.tuned_settings(experiment, methods, options, grid, Path(folder), Path("final"))
+
+
+def test_the_mean_over_seeds_at_the_last_epoch_decides() -> None:
+    earlier({"sparse": [-1.0, -3.0, -6.0, -3.0], "dense": [-8.0, -7.0]})  # means of sparse: -3.5 and -3
+    sparse, dense = chosen(["sparse", "dense"])
+    assert (sparse.values, dense.values) == ({"lr": 0.2}, {"lr": 0.2})
+    assert str(sparse) == "sparse: lr 0.2 (validation elbo -3, the best of 2 settings in grid)"
+
+
+def test_of_equals_the_first_is_taken() -> None:
+    earlier({"sparse": [-2.0, -2.0]})
+    assert chosen()[0].values == {"lr": 0.1}
+
+
+def test_several_options_are_taken_and_the_seed_and_epochs_are_not() -> None:
+    earlier({"sparse": [-4.0, -3.0, -1.0, -2.0]}, grid={"batch_size": [100, 200], "lr": RATES})
+    earlier({"sparse": [-9.0]}, grid={}, out="grid/longer", epochs=1)  # another number of epochs, of the preset's setting
+    (choice,) = chosen(epochs=7, device="cpu", data_dir="elsewhere")
+    assert choice.values == {"batch_size": 200, "lr": 0.1}
+    assert "the best of 5 settings" in str(choice)
+
+
+def test_without_methods_those_that_have_runs_are_taken() -> None:
+    earlier({"sfe": [-1.0, -2.0], "sparse": [-2.0, -1.0]})
+    assert [(choice.method, choice.values["lr"]) for choice in chosen(None)] == [("sparse", 0.2), ("sfe", 0.1)]
+
+
+def test_a_method_with_one_setting_takes_what_differs_among_all() -> None:
+    earlier({"sparse": [-1.0, -2.0]})
+    earlier({"dense": [-5.0]}, grid={}, lr=0.3)
+    (choice,) = chosen(["dense"])
+    assert choice.values == {"lr": 0.3}
+    assert "the only setting in grid" in str(choice)
+    with pytest.raises(WrongUseError, match="nothing was tuned there"):
+        chosen(["dense"], folder="grid/dense")
+
+
+def test_only_runs_that_agree_with_the_given_options_count() -> None:
+    earlier({"sparse": [-1.0, -2.0]}, experiment="bitvector-vae", bits=8)
+    earlier({"sparse": [-2.0, -1.5]}, experiment="bitvector-vae", bits=6, out="grid/six")
+    earlier({"sparse": [-2.0, -1.0]}, out="grid/other")  # of another experiment
+    assert chosen(experiment="bitvector-vae", bits=8)[0].values == {"lr": 0.1}
+    assert chosen(experiment="bitvector-vae", bits=6)[0].values == {"lr": 0.2}
+    assert chosen(experiment="bitvector-vae")[0].values == {"bits": 8, "lr": 0.1}  # the number of bits is tuned, too
+    with pytest.raises(WrongUseError, match="no run of sparse of bitvector-vae with data digits, bits 7"):
+        chosen(experiment="bitvector-vae", bits=7)
+    with pytest.raises(WrongUseError, match=r"nothing was tuned there, .* bits 8, lr 0\.1 have the same"):
+        chosen(experiment="bitvector-vae", bits=8, lr=0.1)
+    with pytest.raises(WrongUseError, match="no run of sparse of ssvae with data mnist"):
+        chosen(data="mnist")
+    with pytest.raises(WrongUseError, match="--bits is no option of ssvae"):
+        chosen(bits=8)
+
+
+def test_what_was_other_there_is_said() -> None:
+    earlier({"sparse": [-1.0, -2.0]}, batch_size=100)
+    assert "in grid, where it had batch_size 100)" in str(chosen()[0])
+    assert "where" not in str(chosen(batch_size=100)[0])
+    assert "where" not in str(chosen(grid=["batch_size"])[0])
+    earlier({"dense": [-1.0, -2.0]}, experiment="bitvector-vae", bits=6)
+    assert "where" not in str(chosen(["dense"], experiment="bitvector-vae", grid=["bits"])[0])  # its preset has too many
+
+
+def test_missing_runs_are_named_with_what_to_do() -> None:
+    plan = earlier({"sparse": [-1.0, -2.0, -1.0, -2.0]})
+    with pytest.raises(WrongUseError, match=r"there is no run of dense of ssvae .*Finish the sweep there first"):
+        chosen(["sparse", "dense"])
+    with pytest.raises(FileNotFoundError, match="there is no folder nowhere"):
+        chosen(folder="nowhere")
+    with pytest.raises(WrongUseError, match="there is no run of signal-game with data digits"):
+        chosen(None, experiment="signal-game")
+    RunFolder(plan[2].folder).config_file.unlink()
+    with pytest.raises(WrongUseError, match=r"sparse with lr 0\.1 has no run of seed 1"):
+        chosen()
+    (plan[2].folder / "failed.txt").write_text("no memory")  # before it could say what it was told
+    for methods in (["sparse"], None):
+        with pytest.raises(WrongUseError, match=r"grid/sparse/lr-0\.1/seed-1 has failed\."):
+            chosen(methods)
+
+
+def test_unfinished_runs_are_named() -> None:
+    plan = earlier({"sparse": [-1.0, -2.0], "dense": [-1.0, -2.0]})
+    RunFolder(plan[1].folder).forget_metrics(1)
+    with pytest.raises(WrongUseError, match=r"grid/sparse/lr-0\.2/seed-0 has done 1 of 2 epochs\. Finish"):
+        chosen()
+    (plan[1].folder / "failed.txt").write_text("killed")
+    with pytest.raises(WrongUseError, match=r"lr-0\.2/seed-0 has failed at 1 of 2 epochs"):
+        chosen(None)
+    assert chosen(["dense"])[0].values == {"lr": 0.1}
+    RunFolder(plan[1].folder).metrics_file.write_text("{")
+    RunFolder(plan[0].folder).config_file.write_text("{")
+    with pytest.raises(WrongUseError, match=r"config\.json is no JSON"):
+        chosen(["dense"])
+
+
+def test_a_plan_holds_what_was_tuned_but_not_in_its_folders(tmp_path: Path) -> None:
+    tuned = {"sparse": {"lr": 0.2}, "dense": {"lr": 0.1, "batch_size": 100}}
+    plan = make_plan("ssvae", ["sparse", "dense"], {"epochs": 3}, {"k": [1, 2]}, 1, tmp_path, tuned)
+    assert [(run.args.lr, run.options["lr"]) for run in plan] == [(0.2, 0.2)] * 2 + [(0.1, 0.1)] * 2
+    assert [run.key for run in plan[2:]] == ["dense/k-1/seed-0", "dense/k-2/seed-0"]
+    assert "--batch-size" in plan[2].arguments()
+    with pytest.raises(WrongUseError, match="--lr is given here and tuned for sparse by --tuned-by"):
+        make_plan("ssvae", ["sparse"], {}, {"lr": [0.5]}, 1, tmp_path, tuned)
+    with pytest.raises(WrongUseError, match="--batch-size is given here and tuned for dense by --tuned-by"):
+        make_plan("ssvae", ["dense"], {"batch_size": 7}, {}, 1, tmp_path, tuned)
+
+
+def sparsum(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """Run `sparsum sweep`; returns its exit status."""
+    monkeypatch.setattr(sys, "argv", ["sparsum", "sweep", *words])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert isinstance(stopped.value.code, int)
+    return stopped.value.code
+
+
+def test_a_grid_and_then_the_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["ssvae", "--batch-size", "1000", "--warm-epochs", "0", "--device", "cpu", "--epochs", "1"]
+    final = [*small, "--tuned-by", "grid", "--out", "final"]
+    assert sparsum(monkeypatch, *small, "--methods", "sparse", "--grid", "lr=1e-9,1e-2", "--out", "grid") == 0
+    capsys.readouterr()
+    assert sparsum(monkeypatch, *final, "--plan") == 0
+    said = capsys.readouterr()
+    assert "sparse: lr 0.01 (validation elbo" in said.err
+    assert "sparse/seed-0" in said.out
+    assert "dense" not in said.out
+    assert sparsum(monkeypatch, *final) == 0
+    assert "the best of 2 settings in grid" in capsys.readouterr().err
+    config = json.loads((tmp_path / "final" / "sparse" / "seed-0" / "config.json").read_text())
+    assert config["args"]["lr"] == 0.01
+    for words, message in (
+        ([*final, "--grid", "lr=1,2"], "--lr is given here and tuned for sparse by --tuned-by"),
+        ([*final[:-1], "grid/final"], "--out grid/final is in the folder of --tuned-by"),
+        ([*final, "--methods", "dense"], "there is no run of dense"),
+    ):
+        assert sparsum(monkeypatch, *words) == 2
+        assert message in capsys.readouterr().err
+    file = tmp_path / "grid" / "sparse" / "lr-1e-09" / "seed-0" / "metrics.jsonl"
+    better = json.loads(file.read_text())
+    better["validation"]["elbo"] = 1.0
+    file.write_text(json.dumps(better) + "\n")
+    assert sparsum(monkeypatch, *final) == 2
+    assert "holds another run: its lr is 0.01, not 1e-09" in capsys.readouterr().err
