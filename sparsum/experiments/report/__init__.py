@@ -1,5 +1,8 @@
 """What runs measured: read from their folders or records, summarised over seeds, as tables and as a page."""
 
+from sparsum.experiments.report._comparison import read_comparisons as read_comparisons
+from sparsum.experiments.report._markup import latex as latex
+from sparsum.experiments.report._markup import markdown as markdown
 from sparsum.experiments.report._page import write_report as write_report
 from sparsum.experiments.report._records import RECORD_KEYS as RECORD_KEYS
 from sparsum.experiments.report._records import RunRecord as RunRecord
