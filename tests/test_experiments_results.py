@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from sparsum.experiments.registry import make_args
-from sparsum.experiments.results import KEYS, read_record, write_records
+from sparsum.experiments.report import RECORD_KEYS, read_record
+from sparsum.experiments.results import write_records
 from sparsum.experiments.runs import RunFolder
 
 
@@ -30,7 +31,7 @@ def test_a_record_says_what_the_run_was_told_and_measured(tmp_path: Path) -> Non
     (file,) = write_records([tmp_path / "runs"], tmp_path / "results", "nested")
     assert file == tmp_path / "results" / "bitvector-vae" / "topk-16-nested" / "seed-3.json"
     record = json.loads(file.read_text())
-    assert tuple(record) == KEYS
+    assert tuple(record) == RECORD_KEYS
     assert (record["method"], record["bits"], record["variant"], record["seed"]) == ("topk", 16, "nested", 3)
     assert record["config"]["k"] == 10
     assert record["test"] == {"elbo": -0.666667, "elbo_se": 0.25, "n_samples": 4}

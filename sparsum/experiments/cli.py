@@ -17,7 +17,9 @@ from sparsum.experiments._record import DivergedError
 from sparsum.experiments.demo import run_demo
 from sparsum.experiments.evaluate import evaluate_run
 from sparsum.experiments.registry import WrongUseError
-from sparsum.experiments.report import find_runs, summary_table, write_report
+from sparsum.experiments.report import find_runs, read_comparisons, summary_table, write_report
+from sparsum.experiments.report import latex as as_latex
+from sparsum.experiments.report import markdown as as_markdown
 from sparsum.experiments.results import write_records
 from sparsum.experiments.running import resume_command, run
 from sparsum.experiments.runs import RunFolder
@@ -214,16 +216,32 @@ def sweep(
 
 @app.command()
 def report(
-    runs: Annotated[list[pathlib.Path], typer.Argument(metavar="RUNS...", help="Folders of runs, or above them.")],
+    runs: Annotated[
+        list[pathlib.Path], typer.Argument(metavar="RUNS...", help="Folders of runs or of their records, or above them.")
+    ],
     *,
     out: Annotated[pathlib.Path | None, typer.Option(help="The page. [default: report.html in the first folder]")] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print tables of test metrics beside the paper's, and write no page.")
+    ] = False,
+    latex: Annotated[bool, typer.Option("--latex", help="The same for an article in LaTeX.")] = False,
 ) -> None:
-    """Write a page of tables and curves of all runs in some folders.
+    """Write a page of tables and curves of all runs in some folders, or print tables for a README or an article.
 
-    Example: sparsum report runs/ssvae
+    Runs and the records of 'sparsum record' may be mixed. Printed tables have means and standard errors over the seeds of
+    finished and evaluated runs, the best in bold, what the paper reports, and the settings below.
+
+    Example: sparsum report results --markdown
     """
+    if markdown or latex:
+        if out is not None or (markdown and latex):
+            raise WrongUseError("--markdown, --latex and --out are three ways to report: choose one")
+        tables, problems = read_comparisons(runs)
+        typer.echo((as_markdown if markdown else as_latex)(tables, problems))
+        return
     _out.print(summary_table(runs))
-    page = write_report(runs, runs[0] if out is None else out)
+    first = runs[0] if runs[0].is_dir() else runs[0].parent  # never in the place of a record
+    page = write_report(runs, first if out is None else out)
     _out.print(str(page), highlight=False, soft_wrap=True)
 
 

@@ -7,7 +7,6 @@ told, what it measured at every epoch and on the test data, how long it took, an
 from __future__ import annotations
 
 import json
-import math
 import pathlib
 import re
 from collections.abc import Iterable
@@ -15,16 +14,13 @@ from typing import Any
 
 from sparsum.experiments._files import write_bytes
 from sparsum.experiments.registry import WrongUseError
-from sparsum.experiments.report import RunRecord, read_runs, without_errors
+from sparsum.experiments.report import RunRecord, read_folders, read_record, rounded
 from sparsum.experiments.runs import RunFolder
 
-#: What every record has.
-KEYS = ("experiment", "method", "bits", "variant", "seed", "config", "epochs", "test", "seconds", "versions")
 # Which parts of an epoch's measurements are kept.
 _EPOCH = ("train", "validation", "calls", "seconds")
 # Where a run was made does not belong to what it was told.
 _PLACES = ("data_dir", "device")
-_DIGITS = 6
 
 
 def write_records(places: Iterable[pathlib.Path], out: pathlib.Path, variant: str = "") -> list[pathlib.Path]:
@@ -44,7 +40,7 @@ def write_records(places: Iterable[pathlib.Path], out: pathlib.Path, variant: st
     places = list(places)
     if out.exists() and not out.is_dir():
         raise WrongUseError(f"--out must be a folder, and {out} is a file")
-    runs, problems = read_runs(places)
+    runs, problems = read_folders(places)
     problems += [problem for run in runs if (problem := _what_is_missing(run))]
     if not runs and not problems:
         raise WrongUseError(f"there is no run in or below {', '.join(map(str, places))}")
@@ -95,25 +91,8 @@ def record_of(run: RunRecord, variant: str = "") -> dict[str, Any]:
         "seconds": run.seconds,
         "versions": {name: told[name] for name in ("git", "machine") if name in told} | told.get("versions", {}),
     }
-    rounded: dict[str, Any] = _rounded(record)
-    return rounded
-
-
-def read_record(file: pathlib.Path) -> RunRecord:
-    """A record as the run that it is of.
-
-    Raises:
-        ValueError: if it is none.
-    """
-    try:
-        record = json.loads(file.read_text())
-    except ValueError as error:
-        raise ValueError(f"{file} is no JSON: {error}") from error
-    missing = [key for key in KEYS if not isinstance(record, dict) or key not in record]
-    if missing:
-        raise ValueError(f"{file} is no record of a run: it lacks {', '.join(missing)}")
-    test = without_errors(record["test"])
-    return RunRecord(file, record["experiment"], record["config"], "", record["epochs"], test)
+    kept: dict[str, Any] = rounded(record)
+    return kept
 
 
 def _evaluation(run: RunRecord) -> dict[str, float]:
@@ -133,17 +112,6 @@ def _path(record: dict[str, Any]) -> pathlib.Path:
     return pathlib.Path(record["experiment"], "-".join(str(part) for part in parts if part is not None)) / (
         f"seed-{record['seed']}.json"
     )
-
-
-def _rounded(value: Any) -> Any:
-    """The value with floats of a few significant digits."""
-    if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_rounded(each) for each in value]
-    if isinstance(value, float) and math.isfinite(value):
-        return float(f"{value:.{_DIGITS}g}")
-    return value
 
 
 def _text(record: dict[str, Any]) -> str:

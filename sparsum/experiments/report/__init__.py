@@ -1,11 +1,18 @@
-"""What runs measured: read from their folders, summarised over seeds, as tables and as a page."""
+"""What runs measured: read from their folders or records, summarised over seeds, as tables and as a page."""
 
+from sparsum.experiments.report._comparison import read_comparisons as read_comparisons
+from sparsum.experiments.report._markup import latex as latex
+from sparsum.experiments.report._markup import markdown as markdown
 from sparsum.experiments.report._page import write_report as write_report
+from sparsum.experiments.report._records import RECORD_KEYS as RECORD_KEYS
 from sparsum.experiments.report._records import RunRecord as RunRecord
+from sparsum.experiments.report._records import find_records as find_records
 from sparsum.experiments.report._records import find_runs as find_runs
+from sparsum.experiments.report._records import read_folders as read_folders
+from sparsum.experiments.report._records import read_record as read_record
 from sparsum.experiments.report._records import read_run as read_run
 from sparsum.experiments.report._records import read_runs as read_runs
-from sparsum.experiments.report._records import without_errors as without_errors
+from sparsum.experiments.report._records import rounded as rounded
 from sparsum.experiments.report._sections import Section as Section
 from sparsum.experiments.report._sections import differing_options as differing_options
 from sparsum.experiments.report._sections import read_sections as read_sections

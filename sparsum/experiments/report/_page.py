@@ -8,7 +8,9 @@ from collections.abc import Iterable, Sequence
 
 from sparsum.experiments._files import write_bytes
 from sparsum.experiments.report._chart import N_COLOURS, chart
+from sparsum.experiments.report._columns import columns_of
 from sparsum.experiments.report._html import Markup, element, joined
+from sparsum.experiments.report._paper import NOTHING, paper_table
 from sparsum.experiments.report._records import RunRecord
 from sparsum.experiments.report._sections import Section, read_sections
 from sparsum.experiments.report._tables import LEFT_ALIGNED, cells
@@ -43,7 +45,7 @@ def write_report(runs: Iterable[pathlib.Path], out: pathlib.Path) -> pathlib.Pat
     """Write a page of all runs in or below some folders; returns its file.
 
     Args:
-        runs: folders of runs, or folders above them.
+        runs: folders of runs or of their records, or folders above them.
         out: the file to write, which is replaced at once and whole; below a folder it is ``report.html``.
 
     Raises:
@@ -68,9 +70,7 @@ def _page(sections: Sequence[Section], problems: Sequence[str]) -> str:
 def _section(section: Section) -> Markup:
     """An experiment on a data set: the table, the curves, the commands."""
     heading = element("h2", section.title)
-    commands = element(
-        "details", element("summary", f"The commands of these {len(section.records)} runs"), _commands(section.records)
-    )
+    commands = _commands(section.records)
     if not section.summaries:
         return joined([heading, element("p", "No epoch is finished yet."), commands])
     note = (
@@ -81,15 +81,29 @@ def _section(section: Section) -> Markup:
 
 
 def _table(section: Section) -> Markup:
-    header, *rows = cells(section.summaries, section.criterion)
+    columns = [*map(list, zip(*cells(section.summaries, section.criterion), strict=True)), *_paper_columns(section)]
+    header, *rows = zip(*columns, strict=True)
     kinds = ["name" if name in LEFT_ALIGNED else "number" for name in header]
 
-    def line(kind: str, row: list[str]) -> Markup:
+    def line(kind: str, row: Sequence[str]) -> Markup:
         return element("tr", *(element(kind, cell, class_=name) for cell, name in zip(row, kinds, strict=True)))
 
     head = element("thead", line("th", header))
     body = element("tbody", *(line("td", row) for row in rows))
     return element("div", element("table", head, body), class_="wide")
+
+
+def _paper_columns(section: Section) -> list[list[str]]:
+    """What the paper reports of the methods, a column with its heading for each number."""
+    bits = [summary.records[0].args.get("bits") for summary in section.summaries]
+    papers = [paper_table(section.experiment, section.data, n) for n in bits]
+    columns = []
+    for column in columns_of(section.experiment):
+        pairs = zip(section.summaries, papers, strict=True)
+        numbers = [paper.number(summary.method, column.paper) if paper else NOTHING for summary, paper in pairs]
+        if set(numbers) != {NOTHING}:
+            columns.append([column.paper_heading, *numbers])
+    return columns
 
 
 def _charts(section: Section) -> Markup:
@@ -111,5 +125,8 @@ def _charts(section: Section) -> Markup:
 
 
 def _commands(records: Sequence[RunRecord]) -> Markup:
-    """What was typed for each run, so that anyone can repeat it."""
-    return element("pre", "\n".join(record.command for record in records))
+    """What was typed for each run, so that anyone can repeat it; records do not know it."""
+    typed = [record.command for record in records if record.command]
+    if not typed:
+        return Markup("")
+    return element("details", element("summary", f"The commands of {len(typed)} runs"), element("pre", "\n".join(typed)))

@@ -1,15 +1,23 @@
-"""Runs as they are found in their folders."""
+"""Runs as they are found, in their folders or in the small files that `sparsum record` writes of them."""
 
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from sparsum.experiments.runs import RunFolder
+
+#: What every record of a run has.
+RECORD_KEYS = ("experiment", "method", "bits", "variant", "seed", "config", "epochs", "test", "seconds", "versions")
+# What a run has to be told at least, to be compared with others.
+_NEEDED = {"method", "seed", "epochs", "data"}
+# How many digits of a number mean something, and are kept in records.
+_DIGITS = 6
 
 
 @dataclass(frozen=True)
@@ -17,13 +25,14 @@ class RunRecord:
     """What a run was told and has measured so far.
 
     Args:
-        path: its folder.
+        path: its folder, or the file of its record.
         experiment: its name.
         args: all that it was told.
-        command: what was typed.
+        command: what was typed; empty if it is not known.
         lines: those of ``metrics.jsonl``, one for each epoch.
         test: the metrics of ``evaluation.json``; empty before `sparsum evaluate`.
         problem: what could not be read, in words; empty if nothing.
+        variant: how it differs from others of its method, in the word that its record has for it; None for a folder.
     """
 
     path: pathlib.Path
@@ -33,6 +42,7 @@ class RunRecord:
     lines: list[dict[str, Any]]
     test: dict[str, float]
     problem: str = ""
+    variant: str | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -63,12 +73,22 @@ class RunRecord:
 
 def find_runs(places: Iterable[pathlib.Path]) -> list[pathlib.Path]:
     """The folders of all runs in or below some folders, each once."""
-    found = set()
+    return sorted({file.parent for file in _files(places, "config.json")})
+
+
+def find_records(places: Iterable[pathlib.Path]) -> list[pathlib.Path]:
+    """The records of runs in or below some folders, each once; a place may be the file of one, too."""
+    return sorted(_files(places, "seed-*.json"))
+
+
+def _files(places: Iterable[pathlib.Path], pattern: str) -> set[pathlib.Path]:
+    found: set[pathlib.Path] = set()
     for place in places:
         if not place.exists():
             raise FileNotFoundError(f"there is no folder {place}")
-        found |= {file.parent.resolve() for file in place.rglob("config.json")}
-    return sorted(found)
+        files = [place] if place.is_file() and place.match(pattern) else place.rglob(pattern)
+        found |= {file.parent.resolve() / file.name for file in files if file.is_file()}
+    return found
 
 
 def read_run(path: pathlib.Path) -> RunRecord:
@@ -80,7 +100,7 @@ def read_run(path: pathlib.Path) -> RunRecord:
     folder = RunFolder(path)
     config = _json(folder.config_file)
     args = config.get("args")
-    if not isinstance(args, dict) or not {"method", "seed", "epochs", "data"} <= set(args) or "experiment" not in config:
+    if not isinstance(args, dict) or not set(args) >= _NEEDED or "experiment" not in config:
         raise ValueError(f"{folder.config_file} does not say what a run was told")
     lines = folder.metrics()
     for number, line in enumerate(lines, start=1):
@@ -93,12 +113,46 @@ def read_run(path: pathlib.Path) -> RunRecord:
     return RunRecord(path, config["experiment"], args, _typed(config.get("command", [])), lines, test, problem)
 
 
+def read_record(file: pathlib.Path) -> RunRecord:
+    """A record as the run that it is of.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    try:
+        record = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is no JSON: {error}") from error
+    missing = [key for key in RECORD_KEYS if not isinstance(record, dict) or key not in record]
+    if missing:
+        raise ValueError(f"{file} is no record of a run: it lacks {', '.join(missing)}")
+    args, lines, test = record["config"], record["epochs"], record["test"]
+    if not isinstance(args, dict) or not set(args) >= _NEEDED or not isinstance(test, dict):
+        raise ValueError(f"{file} is no record of a run: it does not say what the run was told, or what it measured")
+    if not isinstance(lines, list) or not all(map(_is_measured, lines)):
+        raise ValueError(f"{file} is no record of a run: an epoch lacks validation, calls or seconds")
+    metrics = _without_errors(_numbers(test))
+    return RunRecord(file, record["experiment"], args, "", lines, metrics, variant=str(record["variant"] or ""))
+
+
+def read_folders(places: Iterable[pathlib.Path]) -> tuple[list[RunRecord], list[str]]:
+    """All runs whose folders are in or below some folders, and what is wrong with those that cannot be read."""
+    return _read_all(find_runs(places), read_run)
+
+
 def read_runs(places: Iterable[pathlib.Path]) -> tuple[list[RunRecord], list[str]]:
-    """All runs in or below some folders, and what is wrong with those that cannot be read."""
+    """All runs whose folders or records are in or below some folders, and what is wrong with those that cannot be read."""
+    places = list(places)
+    records, problems = read_folders(places)
+    more, other_problems = _read_all(find_records(places), read_record)
+    return records + more, problems + other_problems
+
+
+def _read_all(paths: Iterable[pathlib.Path], read: Callable[[pathlib.Path], RunRecord]) -> tuple[list[RunRecord], list[str]]:
     records, problems = [], []
-    for path in find_runs(places):
+    for path in paths:
         try:
-            record = read_run(path)
+            record = read(path)
         except (ValueError, OSError) as error:
             problems.append(str(error))
             continue
@@ -132,18 +186,33 @@ def _read_evaluation(file: pathlib.Path, n_epochs: int) -> dict[str, float]:
     """The metrics of an evaluation, without the standard errors within the run: those over runs are what is reported."""
     if not file.exists():
         return {}
-    metrics = {name: value for name, value in _json(file).items() if isinstance(value, int | float)}
+    metrics = _numbers(_json(file))
     if metrics.get("epochs", n_epochs) < n_epochs:
         raise ValueError(f"{file} is of an earlier time than the last epoch: run sparsum evaluate {file.parent} again")
     if metrics.get("epochs", n_epochs) > n_epochs:
         raise ValueError(f"{file} is of the middle of an epoch: finish the run, then sparsum evaluate {file.parent}")
-    return without_errors(metrics)
+    return _without_errors(metrics)
 
 
-def without_errors(metrics: dict[str, float]) -> dict[str, float]:
+def _numbers(found: dict[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+
+
+def _without_errors(metrics: dict[str, float]) -> dict[str, float]:
     """The metrics of an evaluation alone."""
     hidden = {f"{name}_se" for name in metrics} | {"epochs", "n_samples"}
     return {name: value for name, value in metrics.items() if name not in hidden}
+
+
+def rounded(value: Any) -> Any:
+    """The value with floats of as many digits as records have."""
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    if isinstance(value, float) and math.isfinite(value):
+        return float(f"{value:.{_DIGITS}g}")
+    return value
 
 
 def _typed(command: list[str]) -> str:

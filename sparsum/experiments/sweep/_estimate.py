@@ -21,7 +21,7 @@ from sparsum.experiments._experiment import CommonArgs
 from sparsum.experiments._seeds import seed_for
 from sparsum.experiments._steps import steps_for
 from sparsum.experiments.registry import make_experiment
-from sparsum.experiments.report import RunRecord, read_runs
+from sparsum.experiments.report import RunRecord, read_folders
 from sparsum.experiments.running import fabric_for
 from sparsum.experiments.sweep._plan import PlannedRun
 from sparsum.experiments.sweep._state import State, n_epochs_done, state_of
@@ -85,7 +85,7 @@ def _work(experiment: str, args: dict[str, Any]) -> str:
 def _known_seconds(out: pathlib.Path) -> dict[str, tuple[float | None, str]]:
     """Seconds per epoch of the runs below a folder, by their work."""
     groups: dict[str, list[RunRecord]] = {}
-    for record in read_runs([out])[0] if out.exists() else []:
+    for record in read_folders([out])[0] if out.exists() else []:
         groups.setdefault(_work(record.experiment, record.args), []).append(record)
     known: dict[str, tuple[float | None, str]] = {}
     for work, records in groups.items():

@@ -1,0 +1,77 @@
+"""What the runs of a table were told, in few words."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from sparsum.experiments.registry import make_args
+from sparsum.experiments.report._records import rounded
+from sparsum.experiments.report._rows import Row, option_name, option_value
+from sparsum.experiments.report._sections import PLACES
+
+# What a reader asks for first, shown even where it is the default.
+_MAIN = ("epochs", "batch_size", "lr", "entropy", "k", "solver")
+# What a table says elsewhere.
+_HIDDEN = PLACES | {"method", "data", "bits"}
+# Options that other methods are told, too, but do not use.
+_ONLY_FOR = {
+    "temperature_decay": {"gumbel", "st-gumbel"},
+    "temperature_every": {"gumbel", "st-gumbel"},
+    "k": {"topk", "sum-and-sample"},
+    "solver": {"sparsemap", "sparsemap-budget"},
+    "budget": {"sparsemap-budget"},
+}
+
+
+def settings_note(experiment: str, rows: Sequence[Row]) -> str:
+    """What all rows were told, then what each was: the main options, and those that differ between rows or from a default.
+
+    Empty if there are no runs.
+    """
+    told = {row.label: _used(row) for row in rows if row.args is not None}
+    names = _shown(told, [_changed(experiment, row) for row in rows])
+    common = [name for name in names if len(told) == len(_values(told, name)) and len(set(_values(told, name))) == 1]
+    parts = []
+    if common:
+        parts.append(f"all rows: {_text(next(iter(told.values())), common)}")
+    for label, args in told.items():
+        own = [name for name in names if name in args and name not in common]
+        parts += [f"{label}: {_text(args, own)}"] if own else []
+    return f"Settings of {'; '.join(parts)}." if parts else ""
+
+
+def _used(row: Row) -> dict[str, Any]:
+    """What a row was told and its method uses."""
+    return {
+        name: value
+        for name, value in (row.args or {}).items()
+        if name not in _HIDDEN and row.method in _ONLY_FOR.get(name, {row.method})
+    }
+
+
+def _changed(experiment: str, row: Row) -> set[str]:
+    """The options of a row that are not what its method has by default."""
+    told = _used(row)
+    try:
+        given = {name: row.args.get(name) for name in ("data", "bits")} if row.args else {}
+        default = rounded(dataclasses.asdict(make_args(experiment, row.method, given)))
+    except ValueError:  # a method of another version
+        return set()
+    return {name for name, value in told.items() if default.get(name) != value}
+
+
+def _shown(told: dict[str, dict[str, Any]], changed: list[set[str]]) -> list[str]:
+    known = dict.fromkeys(name for args in told.values() for name in args)
+    names = [name for name in _MAIN if name in known] + [name for name in known if name not in _MAIN]
+    wanted = set(_MAIN).union(*changed)
+    return [name for name in names if name in wanted or len(set(_values(told, name))) > 1]
+
+
+def _values(told: dict[str, dict[str, Any]], name: str) -> list[str]:
+    return [repr(args[name]) for args in told.values() if name in args]
+
+
+def _text(args: dict[str, Any], names: list[str]) -> str:
+    return ", ".join(f"{option_name(name)} {option_value(args[name])}" for name in names)
