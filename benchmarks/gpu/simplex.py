@@ -89,7 +89,9 @@ def _name(shape: tuple[int, int], dtype: torch.dtype) -> str:
 
 
 def _floor(n_bytes: float, bandwidth: float) -> str:
-    return f"{n_bytes / 1e6:.3g} MB, {n_bytes / bandwidth:.4f} ms"
+    megabytes = n_bytes / 1e6
+    shown = f"{megabytes:,.0f}" if megabytes >= 100 else f"{megabytes:.3g}"
+    return f"{shown} MB, {n_bytes / bandwidth:.4f} ms"
 
 
 def _forward(
