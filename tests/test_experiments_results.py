@@ -38,7 +38,7 @@ def test_a_record_says_what_the_run_was_told_and_measured(tmp_path: Path) -> Non
     assert "git" in record["versions"]
     assert "machine" in record["versions"]
     assert record["seconds"] == 2.5
-    assert record["epochs"][1]["validation"] == {"elbo": -1.42857}
+    assert record["epochs"]["validation"] == {"elbo": [-1.42857, -1.42857]}
     assert "torch" in record["versions"]
     assert "/somewhere/else" not in file.read_text()
 
@@ -50,6 +50,12 @@ def test_a_record_is_read_as_its_run(tmp_path: Path) -> None:
     assert run.is_finished
     assert (run.experiment, run.args["method"], run.test) == ("bitvector-vae", "topk", {"elbo": -1.0})
     assert run.seconds == 2.5
+    assert run.lines[1] == {
+        "train": {"loss": 0.333333},
+        "validation": {"elbo": -1.42857},
+        "calls": {"mean": 2.5},
+        "seconds": 1.25,
+    }
 
 
 @pytest.mark.parametrize(

@@ -261,7 +261,7 @@ def test_fused_reductions(path: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(10,), (64, 10), (3, 5, 300), (2, 3, 4, 2304), (7, 4096), (3, 5000)])
 def test_the_second_call(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """By a plan, bit for bit as the first and as with a gradient; other strides are of another kernel, which sums in its order."""
+    """By a plan, bit for bit as the first and as with a gradient; for other strides another kernel may round otherwise."""
     for mapping, exponent in ((sp.sparsemax, 1), (sp.entmax15, 2)):
         x, other = (torch.randn(shape, device="cuda").to(dtype) for _ in range(2))
         with mock.patch.dict(launching._plans, clear=True):

@@ -1,7 +1,8 @@
 """Records of runs: one small file for each, to be kept with the source when the runs themselves are not.
 
 A record is ``EXPERIMENT/METHOD[-BITS][-VARIANT]/seed-N.json`` below a folder, usually ``results``. It holds what the run was
-told, what it measured at every epoch and on the test data, how long it took, and the versions that it was made with.
+told, what it measured at every epoch (a list for each metric) and on the test data, how long it took, and the versions that
+it was made with.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from sparsum.experiments._files import write_bytes
 from sparsum.experiments.registry import WrongUseError
-from sparsum.experiments.report import RunRecord, read_folders, read_record, rounded
+from sparsum.experiments.report import RunRecord, columns_of, read_folders, read_record, rounded
 from sparsum.experiments.runs import RunFolder
 
 # Which parts of an epoch's measurements are kept.
@@ -86,7 +87,7 @@ def record_of(run: RunRecord, variant: str = "") -> dict[str, Any]:
         "variant": variant or None,
         "seed": run.args["seed"],
         "config": config,
-        "epochs": [{name: line[name] for name in _EPOCH if name in line} for line in run.lines],
+        "epochs": columns_of([{name: line[name] for name in _EPOCH if name in line} for line in run.lines]),
         "test": _evaluation(run),
         "seconds": run.seconds,
         "versions": {name: told[name] for name in ("git", "machine") if name in told} | told.get("versions", {}),
@@ -115,7 +116,7 @@ def _path(record: dict[str, Any]) -> pathlib.Path:
 
 
 def _text(record: dict[str, Any]) -> str:
-    """JSON with a line for each epoch, so that changes can be read."""
-    epochs = ",\n".join(f"    {json.dumps(line, allow_nan=False)}" for line in record["epochs"])
-    text = json.dumps(record | {"epochs": ["EPOCHS"]}, indent=2, allow_nan=False)
-    return text.replace('[\n    "EPOCHS"\n  ]', f"[\n{epochs}\n  ]") + "\n"
+    """JSON with a line for each list, which would else be one for each number."""
+    text = json.dumps(record, indent=2, allow_nan=False)
+    # No text within holds the end of a line as such.
+    return re.sub(r"\[\n[^]]*\n *\]", lambda found: re.sub(r"\s+", " ", found[0]), text) + "\n"

@@ -6,6 +6,7 @@ from sparsum.experiments.report._markup import markdown as markdown
 from sparsum.experiments.report._page import write_report as write_report
 from sparsum.experiments.report._records import RECORD_KEYS as RECORD_KEYS
 from sparsum.experiments.report._records import RunRecord as RunRecord
+from sparsum.experiments.report._records import columns_of as columns_of
 from sparsum.experiments.report._records import find_records as find_records
 from sparsum.experiments.report._records import find_runs as find_runs
 from sparsum.experiments.report._records import read_folders as read_folders

@@ -126,13 +126,34 @@ def read_record(file: pathlib.Path) -> RunRecord:
     missing = [key for key in RECORD_KEYS if not isinstance(record, dict) or key not in record]
     if missing:
         raise ValueError(f"{file} is no record of a run: it lacks {', '.join(missing)}")
-    args, lines, test = record["config"], record["epochs"], record["test"]
+    args, test = record["config"], record["test"]
     if not isinstance(args, dict) or not set(args) >= _NEEDED or not isinstance(test, dict):
         raise ValueError(f"{file} is no record of a run: it does not say what the run was told, or what it measured")
-    if not isinstance(lines, list) or not all(map(_is_measured, lines)):
+    lines = _lines_of(record["epochs"]) if isinstance(record["epochs"], dict) else []
+    if not lines or not all(map(_is_measured, lines)):
         raise ValueError(f"{file} is no record of a run: an epoch lacks validation, calls or seconds")
     metrics = _without_errors(_numbers(test))
     return RunRecord(file, record["experiment"], args, "", lines, metrics, variant=str(record["variant"] or ""))
+
+
+def columns_of(values: list[Any]) -> Any:
+    """What epochs measured, by name: each name that all of them have gets a list of a value for each epoch.
+
+    >>> columns_of([{"loss": 2.0}, {"loss": 1.5}])
+    {'loss': [2.0, 1.5]}
+    """
+    if not isinstance(values[0], dict):
+        return values
+    names = [name for name in values[0] if all(name in value for value in values)]
+    return {name: columns_of([value[name] for value in values]) for name in names}
+
+
+def _lines_of(columns: Any) -> list[Any]:
+    """What `columns_of` was made of; as many epochs as the shortest list has."""
+    if not isinstance(columns, dict):
+        return columns if isinstance(columns, list) else []
+    epochs = zip(*map(_lines_of, columns.values()), strict=False)
+    return [dict(zip(columns, values, strict=True)) for values in epochs]
 
 
 def read_folders(places: Iterable[pathlib.Path]) -> tuple[list[RunRecord], list[str]]:
