@@ -27,7 +27,8 @@ check: $(READY) ## Format, lint, types and import contracts
 test: check ## All checks and tests
 	$(BIN)/python -m pytest --numprocesses=2 --quiet
 
-test-all: test demo ## All of it, and the demo
+test-all: test demo ## All of it, the demo, and recorded runs made again
+	$(BIN)/python -m pytest --quiet -m slow
 
 format: $(READY) ## Format and fix what can be fixed
 	$(BIN)/ruff format .

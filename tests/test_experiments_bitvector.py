@@ -234,6 +234,31 @@ def test_solvers(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> No
     assert short.validate(torch.Generator())["unsolved"] > 0.5
 
 
+@pytest.mark.parametrize("method", ["sparsemap", "sparsemap-budget"])
+@pytest.mark.parametrize("order", bitvector_vae.BIT_ORDERS)
+def test_the_order_of_bits_changes_the_atoms_and_not_their_mean(order: str, method: str) -> None:
+    vae, seen = experiment(method=method, solver="systematic", bit_order=order), []
+    x = vae.images.train.x[:20]
+    vae.model.generative.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
+    vae.model.train()
+    q = vae.model.estimate(x, torch.Generator().manual_seed(0)).distribution
+    assert isinstance(q, sp.SparseDistribution)
+    mean = torch.zeros(20, 6).index_add(0, q.row, q.probs.unsqueeze(-1) * seen[0])
+    torch.testing.assert_close(mean, sp.sparsemap(vae.model.scores(x), vae.model.structure).mean)
+    vae.model.eval()
+    vae.model.estimate(x, torch.Generator().manual_seed(0))
+    assert (seen[0].shape == seen[1].shape and torch.equal(*seen)) == (order == "fixed")
+
+
+def test_the_weight_of_the_entropy_and_the_temperature_of_scores() -> None:
+    one, two = (experiment(entropy=weight) for weight in (1.0, 2.0))
+    x = one.images.train.x[:32]
+    steps = [vae.model({"x": x}, torch.Generator()) for vae in (one, two)]
+    torch.testing.assert_close(steps[0].objective - steps[1].objective, steps[0].terms["entropy"])
+    assert steps[0].terms["elbo"] == steps[1].terms["elbo"]
+    torch.testing.assert_close(one.model.scores(x), 4 * experiment(score_temperature=4.0).model.scores(x))
+
+
 def test_seeds() -> None:
     state = torch.get_rng_state()
     vaes = [experiment(method="nvil", seed=seed) for seed in (0, 0, 1)]
@@ -295,6 +320,9 @@ def test_digits_are_there_by_default() -> None:
         ({"method": "dense", "bits": 32}, "dense lists all .* bits must be at most 12, got 32; topk"),
         ({"method": "sparsemap", "solver": "slow"}, "solver must be one of nested, systematic, active-set, got 'slow'"),
         ({"method": "sparsemap-budget", "solver": "nested"}, "nested ignores a budget"),
+        ({"method": "sparsemap", "bit_order": "any"}, "bit_order must be one of fixed, random, sorted, got 'any'"),
+        ({"method": "topk", "bit_order": "random"}, "bit_order random is for the solver systematic, got ''"),
+        ({"score_temperature": 0.0}, "score_temperature must be more than 0, got 0.0"),
         ({"batch_size": 201}, "batch_size must be at most 200"),
     ],
 )

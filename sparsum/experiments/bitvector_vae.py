@@ -45,12 +45,19 @@ class Args(CommonArgs):
         k: for topk, the largest number of atoms.
         budget: for sparsemap-budget, how many bits may be 1; None for half of them.
         solver: for sparsemap and sparsemap-budget: nested, systematic or active-set; by default the structure's own.
+        bit_order: for the solver systematic, whose atoms depend on it: fixed, random (another one for each image at each
+            step) or sorted (by score). In training alone; what is measured is of the fixed order.
+        score_temperature: what scores are divided by. The network can undo it, so that it is a matter of how training goes.
+        entropy: the weight of the posterior's entropy in what is trained; 1 is the ELBO.
     """
 
     bits: int = 32
     k: int = 10
     budget: int | None = None
     solver: str = ""
+    bit_order: str = "fixed"
+    score_temperature: float = 1.0
+    entropy: float = 1.0
 
     def __post_init__(self) -> None:
         if self.method not in ESTIMATORS:
@@ -64,6 +71,12 @@ class Args(CommonArgs):
             raise ValueError(f"solver must be one of {', '.join(filter(None, SOLVERS))}, got {self.solver!r}")
         if (self.method, self.solver) == ("sparsemap-budget", "nested"):
             raise ValueError("the solver nested ignores a budget: use systematic or active-set for sparsemap-budget")
+        if self.bit_order not in BIT_ORDERS:
+            raise ValueError(f"bit_order must be one of {', '.join(BIT_ORDERS)}, got {self.bit_order!r}")
+        if self.bit_order != "fixed" and self.solver != "systematic":
+            raise ValueError(f"bit_order {self.bit_order} is for the solver systematic, got {self.solver!r}")
+        if self.score_temperature <= 0:
+            raise ValueError(f"score_temperature must be more than 0, got {self.score_temperature}")
 
     @property
     def structure(self) -> sp.Bits | sp.Budget:
@@ -72,6 +85,8 @@ class Args(CommonArgs):
             return sp.Bits(self.bits)
         return sp.Budget(self.bits, self.bits // 2 if self.budget is None else self.budget)
 
+
+BIT_ORDERS = ("fixed", "random", "sorted")
 
 #: The paper gives the active set 300 steps; what is not solved by then is used as it is, and counted.
 SOLVERS: dict[str, sp.solvers.AbstractSolver | None] = {
@@ -127,6 +142,7 @@ class Model(torch.nn.Module):
         self.estimator = ESTIMATORS[args.method](args, n_pixels)
         self.sampler = sp.estimators.ScoreFunction(baseline=False)
         self.certificate = _CERTIFICATES.get(args.method)
+        self.bit_order, self.temperature, self.entropy = args.bit_order, args.score_temperature, args.entropy
 
     def pixels(self, x: Tensor) -> Tensor:
         """Grey levels as numbers from 0 to 1."""
@@ -135,7 +151,7 @@ class Model(torch.nn.Module):
     def scores(self, x: Tensor) -> Tensor:
         """One score per bit, in full precision under autocast too: (n, n_pixels) -> (n, n_bits)."""
         scores: Tensor = self.inference(self.pixels(x)).float()
-        return scores
+        return scores / self.temperature
 
     def log_likelihood(
         self,
@@ -156,10 +172,23 @@ class Model(torch.nn.Module):
         is_relaxed = self.estimator.needs_relaxed_loss and not self.training
         estimator = self.sampler if is_relaxed else self.estimator
 
-        def distortion(z: Tensor, row: Tensor) -> Tensor:
-            return -self.log_likelihood(z, x[row])
+        scores = self.scores(x)
+        order = self._order(scores, generator)
+        places = None if order is None else order.argsort(-1)
 
-        return estimator(self.scores(x), self.structure, distortion, context=self.pixels(x), generator=generator)
+        def distortion(z: Tensor, row: Tensor) -> Tensor:
+            return -self.log_likelihood(z if places is None else z.gather(-1, places[row]), x[row])
+
+        ordered = scores if order is None else scores.gather(-1, order)
+        return estimator(ordered, self.structure, distortion, context=self.pixels(x), generator=generator)
+
+    def _order(self, scores: Tensor, generator: torch.Generator) -> Tensor | None:
+        """The order in which a solver sees the bits of each image, (n, n_bits); None for that in which they are."""
+        if self.bit_order == "fixed" or not self.training:
+            return None
+        if self.bit_order == "sorted":
+            return scores.detach().argsort(-1)
+        return torch.rand(scores.shape, generator=generator, device=scores.device).argsort(-1)
 
     def posterior(self, x: Tensor, generator: torch.Generator) -> Distribution:
         """The distribution of the codes of images."""
@@ -179,7 +208,7 @@ class Model(torch.nn.Module):
     def forward(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> Step:
         """The negative ELBO of a batch of images."""
         estimate = self.estimate(batch["x"], generator)
-        objective = (estimate.surrogate - estimate.distribution.entropy()).mean() + self.log_count
+        objective = (estimate.surrogate - self.entropy * estimate.distribution.entropy()).mean() + self.log_count
         terms = {name: values.mean() for name, values in self.measures(estimate).items()}
         return Step(objective, {"loss": objective.detach(), **terms}, estimate.calls)
 

@@ -56,12 +56,19 @@ Epochs = Annotated[
 Seed = Annotated[int | None, typer.Option(help="Of the weights and all noise. [default: 0]")]
 Rate = Annotated[float | None, typer.Option("--lr", min=0, help="Learning rate of Adam. [default: the method's preset]")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Examples per step. [default: the preset's]")]
-Entropy = Annotated[float | None, typer.Option(help="signal-game: coefficient of the entropy bonus.")]
+Entropy = Annotated[
+    float | None,
+    typer.Option(
+        help="signal-game: coefficient of the entropy bonus; bitvector-vae: weight of the entropy, 1 for the ELBO."
+    ),
+]
 Decay = Annotated[float | None, typer.Option(min=0, help="Gumbel methods: r in the temperature max(0.5, exp(-r t)).")]
 Every = Annotated[int | None, typer.Option(min=1, help="Gumbel methods: steps between changes of the temperature.")]
 Bits = Annotated[int | None, typer.Option(min=1, help="bitvector-vae: the number of bits.")]
 K = Annotated[int | None, typer.Option("--k", min=1, help="topk, sum-and-sample: how many assignments.")]
 Solver = Annotated[str | None, typer.Option(help="sparsemap: nested, systematic or active-set.")]
+BitOrder = Annotated[str | None, typer.Option(help="sparsemap, solver systematic: fixed, random or sorted.")]
+ScoreTemperature = Annotated[float | None, typer.Option(help="bitvector-vae: what scores are divided by.")]
 WarmEpochs = Annotated[int | None, typer.Option(min=0, help="ssvae: epochs on labelled images first. [100; digits 10]")]
 SymbolInit = Annotated[str | None, typer.Option(help="signal-game: normal or uniform. [Gumbel methods: uniform]")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or auto. [default: auto]")]
@@ -97,6 +104,8 @@ def train(
     bits: Bits = None,
     k: K = None,
     solver: Solver = None,
+    bit_order: BitOrder = None,
+    score_temperature: ScoreTemperature = None,
     warm_epochs: WarmEpochs = None,
     symbol_init: SymbolInit = None,
     device: Device = None,
@@ -189,6 +198,8 @@ def sweep(
     bits: Bits = None,
     k: K = None,
     solver: Solver = None,
+    bit_order: BitOrder = None,
+    score_temperature: ScoreTemperature = None,
     warm_epochs: WarmEpochs = None,
     symbol_init: SymbolInit = None,
     device: Device = None,

@@ -7,6 +7,7 @@ import difflib
 import functools
 import importlib
 import importlib.resources
+import inspect
 import math
 import tomllib
 from typing import Any
@@ -72,6 +73,12 @@ def make_args(name: str, method: str, options: dict[str, Any]) -> CommonArgs:
             found = table.get(special)
             preset |= found if isinstance(found, dict) else {}
     return kind(**({"method": method} | preset | given))
+
+
+def train_options() -> list[str]:
+    """What `sparsum train` can be told, by the names of its arguments."""
+    # Found when it is asked for, since the commands import all else.
+    return list(inspect.signature(importlib.import_module("sparsum.experiments.cli").train).parameters)
 
 
 def restore_args(name: str, saved: dict[str, Any]) -> CommonArgs:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import itertools
 import math
 import pathlib
@@ -14,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsum.experiments._experiment import CommonArgs
-from sparsum.experiments.registry import WrongUseError, args_class, experiment_class, make_args
+from sparsum.experiments.registry import WrongUseError, args_class, experiment_class, make_args, train_options
 
 # What a grid cannot hold, and why.
 _NOT_IN_GRID = {
@@ -142,7 +140,7 @@ def parse_grid(experiment: str, texts: Iterable[str]) -> dict[str, list[Any]]:
 def grid_options(experiment: str) -> list[str]:
     """The options of an experiment that a grid can hold."""
     types = typing.get_type_hints(args_class(experiment))
-    return [name for name in types if name in _train_options() and name not in _NOT_IN_GRID]
+    return [name for name in types if name in train_options() and name not in _NOT_IN_GRID]
 
 
 def parse_methods(experiment: str, text: str) -> list[str]:
@@ -165,11 +163,6 @@ def _parsed(text: str, kind: Any, typed: str) -> Any:
     if not text or not is_number:
         raise WrongUseError(f"--grid {typed}: {text!r} is no {kinds[0].__name__}")
     return value
-
-
-def _train_options() -> set[str]:
-    """What `sparsum train` can be told; found when it is asked for, since the commands import the sweep."""
-    return set(inspect.signature(importlib.import_module("sparsum.experiments.cli").train).parameters)
 
 
 def _option(name: str) -> str:

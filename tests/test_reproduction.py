@@ -1,0 +1,78 @@
+"""Recorded runs made again: they land where their records say.
+
+`tests/records` has short runs of each experiment, on digits and on the real data, as these commands made them::
+
+    sparsum train EXPERIMENT METHOD ... --device cpu --out RUN
+    sparsum evaluate RUN --device cpu
+    sparsum record RUN --out tests/records/digits          # or tests/records/real
+
+The real ones run where the variable SPARSUM_DATA names a folder with the folders mnist, fashion-mnist and signal-game.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparsum.experiments.report import read_record
+from sparsum.experiments.results import command_of
+
+RECORDS = Path(__file__).parent / "records"
+DATA = os.environ.get("SPARSUM_DATA")
+# How far a metric may be from its record. The same seed on another machine or version of torch rounds otherwise, and over
+# thousands of steps that makes another run. Of digits there are few test images, so that one more or less counts.
+TOLERANCE = {
+    "digits": {"accuracy": 0.03, "success": 0.05, "bits_per_dim_proposal": 0.05},
+    "real": {"accuracy": 0.006, "success": 0.04, "bits_per_dim_proposal": 0.05},
+}
+
+
+def files(kind: str) -> list[Path]:
+    """The records on digits or on real data."""
+    return sorted((RECORDS / kind).glob("*/*/seed-*.json"))
+
+
+def sparsum(*arguments: str) -> None:
+    """Run a command."""
+    subprocess.run([sys.executable, "-m", "sparsum.experiments.main", *arguments], check=True)
+
+
+def places(command: list[str]) -> list[str]:
+    """The command with the place of its real data."""
+    if (name := command[command.index("--data") + 1]) == "digits":
+        return command
+    assert DATA is not None
+    if name == "signal-game":
+        return [*command, "--data", str(Path(DATA) / name)]  # the last one counts
+    return [*command, "--data-dir", DATA]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", files("digits") + files("real"), ids=lambda file: str(file.relative_to(RECORDS)))
+def test_a_recorded_run_made_again_lands_where_it_did(file: Path, tmp_path: Path) -> None:
+    kind = file.relative_to(RECORDS).parts[0]
+    if kind == "real" and DATA is None:
+        pytest.skip("SPARSUM_DATA names no folder with mnist, fashion-mnist and signal-game")
+    record = read_record(file)
+    n_samples = json.loads(file.read_text())["test"]["n_samples"]
+    sparsum(*places(command_of(record)), "--device", "cpu", "--out", str(tmp_path / "run"))
+    sparsum("evaluate", str(tmp_path / "run"), "--device", "cpu", "--samples", str(int(n_samples)))
+    measured = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    compared = TOLERANCE[kind].keys() & record.test.keys()
+    assert compared
+    for name in compared:
+        assert measured[name] == pytest.approx(record.test[name], abs=TOLERANCE[kind][name])
+
+
+def test_there_is_a_record_of_each_experiment() -> None:
+    for kind in TOLERANCE:
+        assert {file.relative_to(RECORDS / kind).parts[0] for file in files(kind)} == {
+            "ssvae",
+            "signal-game",
+            "bitvector-vae",
+        }
