@@ -145,14 +145,15 @@ class Model(torch.nn.Module):
         entropy = estimate.distribution.entropy()
         unlabelled = (estimate.surrogate - entropy).mean() + math.log(N_CLASSES)
         terms = {
-            "loss": unlabelled,
-            "elbo": -(estimate.value - entropy).mean() - math.log(N_CLASSES),
-            "labelled_elbo": -negative_elbo.mean(),
-            "classification": classification.mean(),
-            "entropy": entropy.mean(),
-            "accuracy": is_right.float().mean(),
+            "elbo": entropy - estimate.value - math.log(N_CLASSES),
+            "labelled_elbo": -negative_elbo,
+            "classification": classification,
+            "entropy": entropy,
+            "accuracy": is_right.float(),
         }
-        return Step(labelled + self.unlabelled_weight * unlabelled, _detached(terms), estimate.calls)
+        means = torch.stack([values.detach() for values in terms.values()]).mean(-1)  # of all at once: each costs a launch
+        shown = {"loss": unlabelled.detach()} | dict(zip(terms, means.unbind(), strict=True))
+        return Step(labelled + self.unlabelled_weight * unlabelled, shown, estimate.calls)
 
 
 def _as_vectors(z: Tensor) -> Tensor:
