@@ -71,6 +71,7 @@ BitOrder = Annotated[str | None, typer.Option(help="sparsemap, solver systematic
 ScoreTemperature = Annotated[float | None, typer.Option(help="bitvector-vae: what scores are divided by.")]
 WarmEpochs = Annotated[int | None, typer.Option(min=0, help="ssvae: epochs on labelled images first. [100; digits 10]")]
 SymbolInit = Annotated[str | None, typer.Option(help="signal-game: normal or uniform. [Gumbel methods: uniform]")]
+SenderTemperature = Annotated[float | None, typer.Option(help="signal-game: what the sender's scores are divided by.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or auto. [default: auto]")]
 Precision = Annotated[str | None, typer.Option(help="32 or bf16-mixed; a GPU records steps in 32 alone. [default: 32]")]
 Out = Annotated[pathlib.Path | None, typer.Option(help="Folder of the run. [default: runs/EXPERIMENT/...]")]
@@ -108,6 +109,7 @@ def train(
     score_temperature: ScoreTemperature = None,
     warm_epochs: WarmEpochs = None,
     symbol_init: SymbolInit = None,
+    sender_temperature: SenderTemperature = None,
     device: Device = None,
     precision: Precision = None,
     out: Out = None,
@@ -202,6 +204,7 @@ def sweep(
     score_temperature: ScoreTemperature = None,
     warm_epochs: WarmEpochs = None,
     symbol_init: SymbolInit = None,
+    sender_temperature: SenderTemperature = None,
     device: Device = None,
     precision: Precision = None,
     out: Annotated[pathlib.Path | None, typer.Option(help="Folder above the runs. [default: runs/EXPERIMENT/sweep]")] = None,

@@ -85,7 +85,8 @@ def command_of(run: RunRecord) -> list[str]:
     >>> " ".join(command_of(RunRecord(pathlib.Path(), "ssvae", args, "", [], {})))[:56]
     'train ssvae sparse --data digits --epochs 5 --seed 0 --l'
     """
-    told = {name: run.args[name] for name in train_options() if run.args.get(name) is not None and name not in _PLACES}
+    hidden = {"method", *_PLACES}
+    told = {name: run.args[name] for name in train_options() if run.args.get(name) is not None and name not in hidden}
     typed = [text for name, value in told.items() for text in (f"--{name.replace('_', '-')}", str(value))]
     return ["train", run.experiment, run.args["method"], *typed]
 

@@ -56,6 +56,10 @@ class Args(CommonArgs):
     symbol_init: str | None = None
     k: int = 1
 
+    def __post_init__(self) -> None:
+        if self.sender_temperature <= 0:
+            raise ValueError(f"sender_temperature must be more than 0, got {self.sender_temperature}")
+
 
 ESTIMATORS: dict[str, Callable[[Args, int], sp.estimators.AbstractEstimator | ZeroOne]] = {
     "sparse": lambda _, __: sp.estimators.Sparse(),
