@@ -19,6 +19,8 @@ MAKES: dict[str, tuple[Make, int]] = {
     "sparsemap, one of n": (lambda t: sp.sparsemap(t, sp.OneOf(9)), 9),
     "sparsemap, bits, nested": (lambda t: sp.sparsemap(t, sp.Bits(6)), 6),
     "sparsemap, bits, systematic": (lambda t: sp.sparsemap(t, sp.Bits(6), solver=sp.solvers.Systematic()), 6),
+    "sparsemap, bits, active set": (lambda t: sp.sparsemap(t, sp.Bits(6), solver=sp.solvers.ActiveSet()), 6),
+    "sparsemap, budget, active set": (lambda t: sp.sparsemap(t, sp.Budget(6, 2), solver=sp.solvers.ActiveSet()), 6),
     "sparsemap, budget": (lambda t: sp.sparsemap(t, sp.Budget(6, 2)), 6),
     "sparsemap, subset": (lambda t: sp.sparsemap(t, sp.Subset(6, 2)), 6),
     "top-k": (lambda t: sp.topk_sparsemax(t, sp.Bits(6), 5), 6),

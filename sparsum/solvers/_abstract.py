@@ -22,7 +22,20 @@ class Solution:
     is_solved: Tensor  # shape: (n_rows,), bool
     steps: Tensor  # shape: (n_rows,), int64; 0 for a closed form
     gap: Tensor  # shape: (n_rows,), the duality gap, an upper bound of how far the objective is from its optimum
-    outcome: tuple[str, ...]  # how each row ended, in words
+    max_steps: int | None = None  # how many steps a row may take; None for a closed form
+
+    @property
+    def outcome(self) -> tuple[str, ...]:
+        """How each row ended, in words; it waits for the device."""
+        if self.max_steps is None:
+            return ("optimal: a closed form",) * len(self.steps)
+        rows = zip(self.is_solved.tolist(), self.steps.tolist(), self.gap.tolist(), strict=True)
+        return tuple(_in_words(is_solved, steps, gap, self.max_steps) for is_solved, steps, gap in rows)
+
+
+def _in_words(is_solved: bool, steps: int, gap: float, max_steps: int) -> str:
+    how = "optimal" if is_solved else "out of steps" if steps >= max_steps else "stalled, atoms nearly dependent"
+    return f"{how}: gap {gap:.2g} after {steps} steps"
 
 
 class AbstractSolver(ABC):

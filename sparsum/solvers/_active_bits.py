@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from sparsum import kernels
+from sparsum.segments import read_sizes
 from sparsum.solvers._loop import run_again
 from sparsum.solvers._problem import NEGLIGIBLE, Padded, Problem
 from sparsum.structures import Bits, Budget, Subset
@@ -46,8 +47,8 @@ def run_bits(
         atoms, probs, steps, is_stopped = active_set_of_bits(
             linear, best.to(torch.int8), most, is_exact, weight, tolerance, max_steps
         )
-    n_slots = (probs > NEGLIGIBLE).sum(-1).amax()
-    n_slots, n_stopped, n_bad = torch.stack([n_slots, is_stopped.sum(), is_bad.sum()]).tolist()
+    n_kept = (probs > NEGLIGIBLE).sum(-1).amax()
+    n_slots, n_stopped, n_bad = read_sizes(n_kept, is_stopped.sum(), is_bad.sum(), most=probs.shape[-1])
     if n_bad:
         raise_bad_rows(is_bad, flat)
     done = Padded.from_slots(atoms, probs, steps, n_slots, dtype=best.dtype)

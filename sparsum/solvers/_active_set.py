@@ -102,14 +102,15 @@ class ActiveSet(AbstractSolver):
         linear = linear.masked_fill(is_forbidden, 0.0)
         with torch.no_grad():
             problem = Problem(structure, scores, linear.detach(), weight, is_forbidden)
-            found = self._find(problem, flat.detach())
-        self._check(found)
+            max_steps = 10 * flat.shape[-1] + 100 if self.max_steps is None else self.max_steps
+            found = self._find(problem, flat.detach(), max_steps)
+        if self.strict and found.n_unsolved:
+            raise NotConverged(*(tensor[~found.is_solved].tolist() for tensor in _reported(found)))
         atoms, probs, segments = found.packed(linear, dtype)
-        return Solution(atoms, probs, segments, found.is_solved, found.padded.steps, found.gap, found.outcome())
+        return Solution(atoms, probs, segments, found.is_solved, found.padded.steps, found.gap, max_steps)
 
-    def _find(self, problem: Problem, flat: Tensor) -> Found:
+    def _find(self, problem: Problem, flat: Tensor, max_steps: int) -> Found:
         """The atoms of all rows and their certificates."""
-        max_steps = 10 * flat.shape[-1] + 100 if self.max_steps is None else self.max_steps
         if self.start is None and is_served(problem):
             done = run_bits(problem, flat, tolerance=self.tolerance, max_steps=max_steps)
         else:
@@ -120,12 +121,11 @@ class ActiveSet(AbstractSolver):
                 run(problem, every, atoms, probs, steps, tolerance=self.tolerance, max_steps=max_steps, is_snapped=True)
             )
         for n_round in range(_ROUNDS):
-            found = Found.polish(problem, done, self.tolerance, max_steps)
-            unsolved = found.unsolved()
-            if not unsolved or n_round == _ROUNDS - 1:
+            found = Found.polish(problem, done, self.tolerance, max_steps, strict=self.strict)
+            if not found.n_left or n_round == _ROUNDS - 1:
                 break
             # Rounded residuals were too coarse for these rows, or their inverse too inaccurate.
-            again = torch.tensor(unsolved, device=flat.device)
+            again = found.is_left.nonzero().squeeze(-1)
             done = run_again(problem, found.padded, again, tolerance=self.tolerance, max_steps=max_steps, is_snapped=False)
         return found
 
@@ -148,10 +148,11 @@ class ActiveSet(AbstractSolver):
         kept = _kkt.independent(_kkt.lifted_gram(vectors, problem.weight, is_allowed), is_allowed)
         return atoms, kept / kept.sum(-1, keepdim=True, dtype=torch.float64)
 
-    def _check(self, found: Found) -> None:
-        rows = [row for row, (is_solved, _, _) in enumerate(found.report) if not is_solved]
-        if self.strict and rows:
-            raise NotConverged(rows, [found.report[row][1] for row in rows], [found.report[row][2] for row in rows])
+
+def _reported(found: Found) -> tuple[Tensor, Tensor, Tensor]:
+    """The number, steps and gap of each row."""
+    steps = found.padded.steps
+    return torch.arange(len(steps), device=steps.device), steps, found.gap
 
 
 def _best_atoms(problem: Problem, flat: Tensor) -> tuple[Problem, Tensor]:

@@ -70,9 +70,8 @@ def split(
     kind = _Kind(structure.symmetric, systematic, not isinstance(structure, Bits))
     probs, atoms, row, counts, is_solved = _Split.apply(scores, total, isinstance(structure, Subset), kind)
     lengths, _, zeros = counts.unbind()
-    outcome = ("optimal: a closed form",) * len(scores)
     packed = Segments(row, lengths, is_padded=may_be_padded())
-    return Solution(atoms, probs, packed, is_solved, zeros, zeros.view(torch.float64), outcome)
+    return Solution(atoms, probs, packed, is_solved, zeros, zeros.view(torch.float64))
 
 
 class _Split(torch.autograd.Function):

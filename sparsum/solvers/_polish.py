@@ -53,12 +53,16 @@ class Found:
     n_atoms: int  # in all rows, or more, the rest being padding
     gap: Tensor  # shape: (n_rows,)
     is_solved: Tensor  # shape: (n_rows,)
-    report: tuple[tuple[bool, int, float], ...]  # whether it is solved, steps and gap of each row
-    max_steps: int
+    is_left: Tensor  # shape: (n_rows,), not solved, with steps left
+    n_left: int
+    n_unsolved: int  # 0 if that does not matter
 
     @classmethod
-    def polish(cls, problem: Problem, done: Padded, tolerance: float, max_steps: int) -> Found:
-        """Solve the problem on the atoms found once more, accurately, and ask for the gap of the result."""
+    def polish(cls, problem: Problem, done: Padded, tolerance: float, max_steps: int, *, strict: bool) -> Found:
+        """Solve the problem on the atoms found once more, accurately, and ask for the gap of the result.
+
+        Rows that are not solved count if strict; else only those that can go on.
+        """
         n_rows, n_slots = done.probs.shape
         row = torch.arange(n_rows, device=done.steps.device).repeat_interleave(n_slots, output_size=n_rows * n_slots)
         vectors = problem.vectors(done.atoms.flatten(0, 1), row).reshape(n_rows, n_slots, problem.linear.shape[-1])
@@ -69,23 +73,18 @@ class Found:
             probs = face.solve(problem, given)
             kept = probs > NEGLIGIBLE
             gap, is_solved = _certificate(problem, face.mean(probs), tolerance)
+            is_left = ~is_solved & (done.steps < max_steps)
+            is_counted = ~is_solved if strict else is_left
             # All that is wanted has been sent to the device before this waits for it.
-            n, n_lost, n_singular = read_sizes(
-                kept.sum(), is_active.sum() - kept.sum(), face.is_singular.sum(), most=kept.numel()
-            )
+            counts = [is_active.sum() - kept.sum(), face.is_singular.sum(), is_left.sum(), is_counted.sum()]
+            n, n_lost, n_singular, n_left, n_unsolved = read_sizes(kept.sum(), *counts, most=kept.numel())
             if n_singular:
                 is_careful = True
             elif n_lost:
                 given = torch.where(kept, probs, 0.0)
             else:
                 break
-        rows = torch.stack([is_solved.double(), done.steps.double(), gap], -1).tolist()
-        report = tuple((bool(solved), int(steps), gap) for solved, steps, gap in rows)
-        return cls(Padded(done.atoms, probs, done.steps), face, n, gap, is_solved, report, max_steps)
-
-    def unsolved(self) -> list[int]:
-        """The rows that are not solved and have steps left."""
-        return [row for row, (solved, steps, _) in enumerate(self.report) if not solved and steps < self.max_steps]
+        return cls(Padded(done.atoms, probs, done.steps), face, n, gap, is_solved, is_left, n_left, n_unsolved)
 
     def packed(
         self,
@@ -104,14 +103,6 @@ class Found:
         probs = probs.clamp_min(torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps)
         atoms = atoms.flatten(0, 1)[place]
         return atoms.to(dtype) if atoms.is_floating_point() else atoms, segments.clear_padding(probs), segments
-
-    def outcome(self) -> tuple[str, ...]:
-        """How each row ended, in words."""
-        return tuple(
-            f"{'optimal' if solved else 'out of steps' if steps >= self.max_steps else 'stalled, atoms nearly dependent'}: "
-            f"gap {gap:.2g} after {steps} steps"
-            for solved, steps, gap in self.report
-        )
 
 
 def _certificate(problem: Problem, mean: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:

@@ -30,5 +30,4 @@ class Simplex(AbstractSolver):
         if n_empty:
             raise_bad_rows(lengths == 0, scores)
         zeros = torch.zeros_like(lengths)
-        outcome = ("optimal: a closed form",) * len(lengths)
-        return Solution(packed.flat % structure.n, probs, packed.segments, zeros == 0, zeros, zeros.double(), outcome)
+        return Solution(packed.flat % structure.n, probs, packed.segments, zeros == 0, zeros, zeros.double())

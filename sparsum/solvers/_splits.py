@@ -159,8 +159,7 @@ def _solution(atoms: Tensor, gaps: Tensor, chosen: Tensor, segments: Segments, d
     n_rows, device = segments.n_rows, gaps.device
     zeros = torch.zeros(n_rows, dtype=torch.int64, device=device)
     is_solved = torch.ones(n_rows, dtype=torch.bool, device=device)
-    outcome = ("optimal: a closed form",) * n_rows
-    return Solution(atoms, probs.to(dtype), segments, is_solved, zeros, zeros.view(torch.float64), outcome)
+    return Solution(atoms, probs.to(dtype), segments, is_solved, zeros, zeros.view(torch.float64))
 
 
 def _prefix_sums(inner: Tensor, is_fractional: Tensor) -> Tensor:
