@@ -83,6 +83,7 @@ def test_from_training_to_the_report(
     assert sparsum(monkeypatch, "train", "ssvae", "sparse", "--epochs", "1", "--out", "run", "--resume") == 2
     assert "has 2 epochs already" in capsys.readouterr().err
     assert sparsum(monkeypatch, "train", "ssvae", "sparse", "--out", "run", "--resume") == 0
+
     assert "finished already, after 2 epochs" in capsys.readouterr().err
     assert sparsum(monkeypatch, "evaluate", "run", "--limit", "50") == 0
     assert not (tmp_path / "run" / "evaluation.json").exists()  # of a part of the data
@@ -94,6 +95,23 @@ def test_from_training_to_the_report(
     assert metrics["accuracy_se"] > 0
     assert sparsum(monkeypatch, "report", "run") == 0
     assert "<svg" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_resuming_needs_none_of_what_the_run_was_told(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options that make sense only together may be left out, or given alone."""
+    monkeypatch.chdir(tmp_path)
+    run = ["train", "bitvector-vae", "--data", "digits", "--device", "cpu", "--epochs", "1"]
+    told = ["--bits", "4", "--solver", "systematic", "--bit-order", "random"]
+    assert sparsum(monkeypatch, *run, "dense", "--bits", "4", "--out", "dense") == 0
+    assert sparsum(monkeypatch, *run, "sparsemap", *told, "--out", "run") == 0
+    assert sparsum(monkeypatch, "train", "bitvector-vae", "dense", "--epochs", "2", "--out", "dense", "--resume") == 0
+    again = ["train", "bitvector-vae", "sparsemap", "--epochs", "2", "--out", "run", "--resume"]
+    assert sparsum(monkeypatch, *again, "--bit-order", "random") == 0
+    config = json.loads(pathlib.Path("run/config.json").read_text())
+    del config["args"]["entropy"]  # as of an older version
+    pathlib.Path("run/config.json").write_text(json.dumps(config))
+    assert sparsum(monkeypatch, *again[:3], "--epochs", "3", *again[5:], "--entropy", "1") == 0
+    assert sparsum(monkeypatch, *again[:3], "--epochs", "3", *again[5:], "--entropy", "2") == 2
 
 
 def test_a_diverging_run_names_the_step_and_the_checkpoint(

@@ -82,6 +82,16 @@ def test_reductions_and_leading_dimensions(loss: Callable[..., Tensor]) -> None:
     torch.testing.assert_close(loss(x, renamed, ignore_index=7), loss(x, target))
 
 
+@pytest.mark.parametrize("alpha", [1.5, 2.0, 1.3])
+def test_a_target_of_zero_has_no_gradient(alpha: float) -> None:
+    x = torch.tensor([[2.0, -3.0, 0.5]], dtype=torch.float64)
+    target = torch.tensor([[0.6, 0.0, 0.4]], dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(sp.entmax_loss(x, target, alpha).sum(), target)
+    assert gradient[0, 1] == 0
+    slope = (1 - alpha * target.detach() ** (alpha - 1)) / (alpha * (alpha - 1))  # of the entropy
+    torch.testing.assert_close(gradient[0, ::2], (2 - x - slope)[0, ::2])
+
+
 def test_ignored_rows_have_no_gradient_and_do_not_divide_by_zero() -> None:
     x = scores(2, 3).requires_grad_()
     sp.sparsemax_loss(x, torch.tensor([-100, 1])).backward()

@@ -30,12 +30,15 @@ def run(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> tuple[RunFolder, list[dict[str, Any]]]:
     """Begin a run, or go on with one; returns its folder and the metrics of all its epochs."""
-    args = make_args(name, method, options)
-    folder = RunFolder(default_folder(name, args) if out is None else out)
+    if resume and out is not None:
+        folder, args = RunFolder(out), None  # it was told more than now, so that what is given may make no sense alone
+    else:
+        args = make_args(name, method, options)
+        folder = RunFolder(default_folder(name, args) if out is None else out)
     if resume and not folder.exists():
         raise WrongUseError(f"there is no run to resume in {folder.path}; leave out --resume to begin one")
     with folder.locked():  # from the first look on, so that no other process changes what is seen
-        if resume:
+        if resume or args is None:
             args = _resumed_args(folder, name, method, options)
         elif folder.exists():
             raise WrongUseError(f"{folder.path} holds a run already: add --resume to go on with it, or give another --out")
@@ -66,15 +69,17 @@ def _resumed_args(folder: RunFolder, name: str, method: str, options: dict[str, 
     saved = config["args"]
     if (config["experiment"], saved["method"]) != (name, method):
         raise WrongUseError(f"{folder.path} holds a run of {config['experiment']} {saved['method']}, not of {name} {method}")
+    restored = restore_args(name, saved)
     for key, value in options.items():
-        if value is not None and key not in _FREE_ON_RESUME and saved.get(key) != value:
+        begun_with = getattr(restored, key, None)  # an older version may not have known the option
+        if value is not None and key not in _FREE_ON_RESUME and begun_with != value:
             option = f"--{key.replace('_', '-')}"
-            raise WrongUseError(f"{folder.path} was begun with {option} {saved.get(key)} and cannot go on with {value}")
+            raise WrongUseError(f"{folder.path} was begun with {option} {begun_with} and cannot go on with {value}")
     n_done = len(folder.metrics())
     if options.get("epochs") is not None and options["epochs"] < n_done:
         raise WrongUseError(f"{folder.path} has {n_done} epochs already: --epochs must be at least {n_done}")
     changed = {key: options[key] for key in _FREE_ON_RESUME if options.get(key) is not None}
-    return dataclasses.replace(restore_args(name, saved), **changed)
+    return dataclasses.replace(restored, **changed)
 
 
 def fabric_for(args: CommonArgs) -> Fabric:

@@ -112,7 +112,9 @@ def _gain(scores: Tensor, target: Tensor, alpha: Alpha, is_counted: Tensor) -> T
     if target.is_floating_point():
         target = target.to(scores.dtype)
         # 0 * -inf: a target of 0 on a forbidden class costs nothing
-        return torch.where(target == 0, 0.0, target * scores).sum(-1) + tsallis_entropy(target, alpha)
+        # A target of 0 stays 0, whatever alpha: it has no gradient.
+        moving = torch.where(target > 0, target, target.detach())
+        return torch.where(target == 0, 0.0, target * scores).sum(-1) + tsallis_entropy(moving, alpha)
     chosen = torch.where(is_counted, target.long(), 0).unsqueeze(-1)
     return scores.gather(-1, chosen).squeeze(-1)
 
