@@ -13,6 +13,7 @@ import pytest
 from sparsum.experiments import sweep as sweeping
 from sparsum.experiments.main import main
 from sparsum.experiments.registry import WrongUseError
+from sparsum.experiments.results import write_records
 from sparsum.experiments.runs import RunFolder
 from sparsum.experiments.sweep import Choice, PlannedRun, make_plan
 
@@ -80,12 +81,11 @@ def test_of_equals_the_first_is_taken() -> None:
     assert chosen()[0].values == {"lr": 0.1}
 
 
-def test_several_options_are_taken_and_the_seed_and_epochs_are_not() -> None:
+def test_several_options_are_taken_and_those_of_a_place_are_not() -> None:
     earlier({"sparse": [-4.0, -3.0, -1.0, -2.0]}, grid={"batch_size": [100, 200], "lr": RATES})
-    earlier({"sparse": [-9.0]}, grid={}, out="grid/longer", epochs=1)  # another number of epochs, of the preset's setting
     (choice,) = chosen(epochs=7, device="cpu", data_dir="elsewhere")
     assert choice.values == {"batch_size": 200, "lr": 0.1}
-    assert "the best of 5 settings" in str(choice)
+    assert "the best of 4 settings" in str(choice)
 
 
 def test_without_methods_those_that_have_runs_are_taken() -> None:
@@ -118,6 +118,28 @@ def test_only_runs_that_agree_with_the_given_options_count() -> None:
         chosen(data="mnist")
     with pytest.raises(WrongUseError, match="--bits is no option of ssvae"):
         chosen(bits=8)
+
+
+def test_data_in_a_folder_has_many_names(tmp_path: Path) -> None:
+    earlier({"sparse": [-1.0, -2.0]}, data="somewhere/data")
+    for name in ("somewhere/data", "./somewhere/data/", str(tmp_path / "somewhere" / "data")):
+        assert chosen(data=name)[0].values == {"lr": 0.1}
+    with pytest.raises(WrongUseError, match="there is no run of sparse"):
+        chosen(data="elsewhere/data")
+
+
+def test_a_record_beside_its_run_does_not_count_again() -> None:
+    runs = earlier({"sparse": [-1.0, -4.0, -9.0, -4.5]})
+    (runs[0].folder / "evaluation.json").write_text(json.dumps({"elbo": -1.0, "epochs": 2.0}))
+    write_records([runs[0].folder], Path("grid/records"))
+    assert chosen()[0].values == {"lr": 0.2}
+
+
+def test_runs_of_different_lengths_are_not_compared() -> None:
+    earlier({"sparse": [-1.0]}, grid={"lr": [0.1]})
+    earlier({"sparse": [-2.0]}, grid={"lr": [0.2]}, epochs=1)
+    with pytest.raises(WrongUseError, match="runs of sparse have 1 and 2 epochs, and cannot be compared"):
+        chosen()
 
 
 def test_what_was_other_there_is_said() -> None:

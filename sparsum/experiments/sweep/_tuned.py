@@ -14,7 +14,7 @@ from sparsum.experiments.report import (
     RunRecord,
     best_by_method,
     differing_options,
-    read_runs,
+    read_folders,
     summaries_by_setting,
     without_repetitions,
 )
@@ -110,10 +110,10 @@ def _check_names(experiment: str, method: str, given: dict[str, Any]) -> None:
 
 
 def _read(experiment: str, given: Mapping[str, Any], folder: pathlib.Path) -> _Earlier:
-    """The runs that count; one that cannot be read is an error, since it may be any method's."""
+    """The runs that count, of folders alone; one that cannot be read is an error, since it may be any method's."""
     told = {name: value for name, value in given.items() if name not in FREE}
     told = {"data": args_class(experiment).data} | told
-    records, problems = read_runs([folder])
+    records, problems = read_folders([folder])
     broken = set(problems) - {record.problem for record in records}  # an evaluation is of no matter here
     if broken:
         _refuse(folder, sorted(broken))
@@ -123,7 +123,12 @@ def _read(experiment: str, given: Mapping[str, Any], folder: pathlib.Path) -> _E
 
 def _agrees(record: RunRecord, told: Mapping[str, Any]) -> bool:
     """Whether a run was told the same; what it was not told at all, as by an earlier version, does not count."""
-    return all(record.args.get(name, value) == value for name, value in told.items())
+    return all(record.args.get(name, value) == value or _is_same_place(record, name, value) for name, value in told.items())
+
+
+def _is_same_place(record: RunRecord, name: str, value: Any) -> bool:
+    """Whether two names of data are of one folder."""
+    return name == "data" and pathlib.Path(record.args[name]).resolve() == pathlib.Path(value).resolve()
 
 
 def _missing(earlier: _Earlier, method: str) -> list[str]:
@@ -136,6 +141,8 @@ def _missing(earlier: _Earlier, method: str) -> list[str]:
             found.append(f"{earlier.name(record.path)} {how} {len(record.lines)} of {record.args['epochs']} epochs")
     if found or not records:
         return found or [f"there is no run of {method} of {earlier.title}"]
+    if len(lengths := sorted({record.args["epochs"] for record in records})) > 1:
+        found.append(f"runs of {method} have {' and '.join(map(str, lengths))} epochs, and cannot be compared")
     summaries = summaries_by_setting(records)
     seeds = {record.args["seed"] for record in records}
     for summary in summaries:
