@@ -24,10 +24,11 @@ check: $(READY) ## Format, lint, types and import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-test: check ## All checks and tests
-	$(BIN)/python -m pytest --numprocesses=2 --quiet
+test: check ## All checks, and all tests that need no browser
+	$(BIN)/python -m pytest --numprocesses=2 --quiet -m "not browser"
 
-test-all: test demo ## All of it, and the demo
+test-all: test demo ## All of it, the pages in a browser, and the demo
+	$(BIN)/python -m pytest --quiet -m browser tests/browser
 
 format: $(READY) ## Format and fix what can be fixed
 	$(BIN)/ruff format .
