@@ -10,6 +10,7 @@ import pathlib
 import pickle
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ import sparsum as sp
 from sparsum.experiments import report
 from sparsum.experiments.bitvector_vae import BitvectorVAE
 from sparsum.experiments.evaluate import evaluate_run, restore_experiment
+from sparsum.experiments.main import main
 from sparsum.experiments.report import latent
 from sparsum.experiments.report.latent import _section
 from sparsum.experiments.report.latent._bits import BitsView
@@ -48,8 +50,10 @@ RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
 def trained(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A folder with a run for each name in RUNS."""
     place = tmp_path_factory.mktemp("trained")
-    for name, (experiment, method, options) in RUNS.items():
-        run(experiment, method, COMMON | options, out=place / name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARSUM_CACHE", str(place / "cache"))
+        for name, (experiment, method, options) in RUNS.items():
+            run(experiment, method, COMMON | options, out=place / name)
     return place
 
 
@@ -294,6 +298,24 @@ def test_kept_views_need_neither_runs_nor_data(runs: Callable[..., pathlib.Path]
     assert embedded.findall(of_results) == embedded.findall(of_runs) != []
     assert "topk, seed 0:" in text_of(of_results)
     assert "What the symbols stand for" in of_results
+
+
+def test_commands(
+    runs: Callable[..., pathlib.Path],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    place, out = runs("topk"), tmp_path / "results"
+    evaluate_run(place / "topk", n_samples=2)
+    page = tmp_path / "page.html"
+    for words in (["record", str(place), "--latent", "--out", str(out)], ["report", str(out), "--out", str(page)]):
+        monkeypatch.setattr(sys, "argv", ["sparsum", *words, "--data-dir", "data"])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        assert stopped.value.code == 0
+    assert "latent.json" in capsys.readouterr().out.replace("\n", "")
+    assert "What the bits learned, 8 bits" in page.read_text()
 
 
 def test_nothing_is_kept_of_a_run_without_its_checkpoint(runs: Callable[..., pathlib.Path], tmp_path: pathlib.Path) -> None:

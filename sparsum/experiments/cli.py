@@ -258,9 +258,7 @@ def record(
     variant: Annotated[str, typer.Option(help="How these runs differ from others of their method, for the name.")] = "",
     latent: Annotated[
         bool,
-        typer.Option(
-            "--latent", help="Keep what latent variables learned, too: latent.json, of each setting's first seed."
-        ),
+        typer.Option("--latent", help="Keep what latent variables learned, too: latent.json, of each setting's first seed."),
     ] = False,
     data_dir: ViewDataDir = None,
 ) -> None:

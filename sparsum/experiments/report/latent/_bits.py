@@ -26,7 +26,7 @@ from sparsum.experiments.report.latent._view import (
 
 # How many test images can be chosen from, and how many codes of each are listed.
 _N_EXAMPLES, _N_ATOMS = 12, 10
-_MAX_BITS, _MAX_HIDDEN, _MAX_RANK = 1024, 1024, 16
+_MAX_BITS, _MAX_HIDDEN, _MAX_RANK = 4096, 1024, 16
 
 
 @dataclass(frozen=True)
