@@ -24,11 +24,11 @@ check: $(READY) ## Format, lint, types and import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-test: check ## All checks and tests
+test: check ## All checks, and all tests that need neither a browser nor minutes each
 	$(BIN)/python -m pytest --numprocesses=2 --quiet
 
-test-all: test demo ## All of it, the demo, and recorded runs made again
-	$(BIN)/python -m pytest --quiet -m slow
+test-all: test demo ## All of it, the demo, pages in a browser, and recorded runs made again
+	$(BIN)/python -m pytest --quiet -m "slow or browser"
 
 format: $(READY) ## Format and fix what can be fixed
 	$(BIN)/ruff format .

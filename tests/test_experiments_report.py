@@ -19,7 +19,7 @@ from sparsum.experiments.report._chart import chart
 from sparsum.experiments.running import run
 from sparsum.experiments.runs import RunFolder
 
-VOID = {"meta"}
+VOID = {"img", "meta"}
 
 
 class Reader(HTMLParser):

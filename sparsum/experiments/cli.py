@@ -50,6 +50,9 @@ Method = Annotated[
 ]
 Data = Annotated[str | None, typer.Option(help="digits (comes with scikit-learn), mnist, fashion-mnist, or a folder.")]
 DataDir = Annotated[str | None, typer.Option(help="Where the files of data sets are. [default: data]")]
+ViewDataDir = Annotated[
+    str | None, typer.Option(help="Where the data is, for what latent variables learned. [default: as each run was told]")
+]
 Epochs = Annotated[
     int | None, typer.Option(min=1, help="Passes over the data after the warm start. [default: the preset's]")
 ]
@@ -239,11 +242,13 @@ def report(
         bool, typer.Option("--markdown", help="Print tables of test metrics beside the paper's, and write no page.")
     ] = False,
     latex: Annotated[bool, typer.Option("--latex", help="The same for an article in LaTeX.")] = False,
+    data_dir: ViewDataDir = None,
 ) -> None:
     """Write a page of tables and curves of all runs in some folders, or print tables for a README or an article.
 
-    Runs and the records of 'sparsum record' may be mixed. Printed tables have means and standard errors over the seeds of
-    finished and evaluated runs, the best in bold, what the paper reports, and the settings below.
+    The page also shows what the latent variables of the best run learned, where its folder has a checkpoint or 'sparsum
+    record --latent' kept it. Runs and the records of 'sparsum record' may be mixed. Printed tables have means and standard
+    errors over the seeds of finished and evaluated runs, the best in bold, what the paper reports, and the settings below.
 
     Example: sparsum report results --markdown
     """
@@ -255,7 +260,7 @@ def report(
         return
     _out.print(summary_table(runs))
     first = runs[0] if runs[0].is_dir() else runs[0].parent  # never in the place of a record
-    page = write_report(runs, first if out is None else out)
+    page = write_report(runs, first if out is None else out, data_dir)
     _out.print(str(page), highlight=False, soft_wrap=True)
 
 
@@ -265,14 +270,21 @@ def record(
     *,
     out: Annotated[pathlib.Path, typer.Option(help="Folder of the records.")] = pathlib.Path("results"),
     variant: Annotated[str, typer.Option(help="How these runs differ from others of their method, for the name.")] = "",
+    latent: Annotated[
+        bool,
+        typer.Option("--latent", help="Keep what latent variables learned, too: latent.json, of each setting's first seed."),
+    ] = False,
+    data_dir: ViewDataDir = None,
 ) -> None:
     """Write a small file for each run: what it was told and measured, without weights.
+
+    With --latent a second file for each setting lets a report show samples, symbols or switchable bits without the run.
 
     All runs have to be finished and evaluated, and of one setting for each method. Others of a method get a --variant.
 
     Example: sparsum record runs/signal-game/sweep --out results
     """
-    for file in write_records(runs, out, variant):
+    for file in write_records(runs, out, variant, latent=latent, data_dir=data_dir):
         _out.print(str(file), highlight=False, soft_wrap=True)
 
 

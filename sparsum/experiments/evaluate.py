@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from sparsum.experiments._experiment import AbstractExperiment
 from sparsum.experiments._files import write_json
 from sparsum.experiments._seeds import generator_for
 from sparsum.experiments.registry import WrongUseError, make_experiment, restore_args
@@ -41,10 +42,29 @@ def evaluate_run(
         data_dir: where the data is; by default as the run was told.
         progress: told which part is done, from 0 to 1.
     """
-    folder = RunFolder(path)
-    config = folder.config()
     if split not in SPLITS:
         raise WrongUseError(f"--split must be one of {', '.join(SPLITS)}, got {split!r}")
+    experiment, state = restore_experiment(path, checkpoint=checkpoint, device=device, data_dir=data_dir)
+    place, seed = next(experiment.model.parameters()).device, experiment.args.seed
+    generator = generator_for(place, seed, "evaluation", split)
+    with torch.no_grad():
+        metrics = experiment.evaluate(generator, split=split, limit=limit, n_samples=n_samples, progress=progress)
+    if split == "test" and limit is None:
+        name = "evaluation.json" if checkpoint == "last" else f"evaluation-{checkpoint}.json"
+        write_json(path / name, metrics | {"epochs": _n_epochs(state), "n_samples": n_samples})
+    return metrics
+
+
+def restore_experiment(
+    path: pathlib.Path, *, checkpoint: str = "last", device: str | None = None, data_dir: str | None = None
+) -> tuple[AbstractExperiment, dict[str, Any]]:
+    """The experiment of a run with its data and its trained model, in evaluation mode, and the checkpoint it comes from.
+
+    Raises:
+        WrongUseError: if there is no such checkpoint.
+    """
+    folder = RunFolder(path)
+    config = folder.config()
     args = restore_args(config["experiment"], config["args"])
     if device is not None:
         args = dataclasses.replace(args, device=device)
@@ -57,13 +77,7 @@ def evaluate_run(
     experiment = make_experiment(config["experiment"], args, place)
     experiment.model.load_state_dict(state["model"])
     experiment.model.eval()
-    generator = generator_for(place, args.seed, "evaluation", split)
-    with torch.no_grad():
-        metrics = experiment.evaluate(generator, split=split, limit=limit, n_samples=n_samples, progress=progress)
-    if split == "test" and limit is None:
-        name = "evaluation.json" if checkpoint == "last" else f"evaluation-{checkpoint}.json"
-        write_json(path / name, metrics | {"epochs": _n_epochs(state), "n_samples": n_samples})
-    return metrics
+    return experiment, state
 
 
 def _n_epochs(state: dict[str, Any]) -> float:

@@ -2,7 +2,7 @@
 
 A record is ``EXPERIMENT/METHOD[-BITS][-VARIANT]/seed-N.json`` below a folder, usually ``results``. It holds what the run was
 told, what it measured at every epoch (a list for each metric) and on the test data, how long it took, and the versions that
-it was made with.
+it was made with. Beside the records of a setting there may be ``latent.json``, what its latent variables learned.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from sparsum.experiments._files import write_bytes
 from sparsum.experiments.registry import WrongUseError, train_options
 from sparsum.experiments.report import RunRecord, columns_of, read_folders, read_record, rounded
+from sparsum.experiments.report.latent import LATENT_FILE, NoView, latent_of_run
 from sparsum.experiments.runs import RunFolder
 
 # Which parts of an epoch's measurements are kept.
@@ -24,17 +25,27 @@ _EPOCH = ("train", "validation", "calls", "seconds")
 _PLACES = ("data_dir", "device")
 
 
-def write_records(places: Iterable[pathlib.Path], out: pathlib.Path, variant: str = "") -> list[pathlib.Path]:
+def write_records(
+    places: Iterable[pathlib.Path],
+    out: pathlib.Path,
+    variant: str = "",
+    *,
+    latent: bool = False,
+    data_dir: str | None = None,
+) -> list[pathlib.Path]:
     """Write the records of all runs in or below some folders; returns their files.
 
     Args:
         places: the folders.
         out: the folder of the records.
         variant: how these runs differ from others of the same method, for the name of their folder.
+        latent: whether to write what the latent variables learned, too, of the first seed of each setting.
+        data_dir: where the data for that is; by default as each run was told.
 
     Raises:
-        ValueError: if there is no run; if one cannot be read, is not finished or not evaluated; or if two runs of different
-            settings would have the same record, one of which may be written already. Then nothing is written.
+        ValueError: if there is no run; if one cannot be read, is not finished or not evaluated; if two runs of different
+            settings would have the same record, one of which may be written already; or if what latent variables learned
+            is asked for and cannot be found out. Then nothing is written.
     """
     if variant and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", variant):
         raise WrongUseError(f"--variant must be of small letters, digits, dots and hyphens, got {variant!r}")
@@ -46,6 +57,7 @@ def write_records(places: Iterable[pathlib.Path], out: pathlib.Path, variant: st
     if not runs and not problems:
         raise WrongUseError(f"there is no run in or below {', '.join(map(str, places))}")
     records: dict[pathlib.Path, dict[str, Any]] = {}
+    folders: dict[pathlib.Path, list[RunRecord]] = {}
     for run in runs if not problems else ():
         record = record_of(run, variant)
         file = out / _path(record)
@@ -53,11 +65,29 @@ def write_records(places: Iterable[pathlib.Path], out: pathlib.Path, variant: st
         if other is not None and (file in records or other["config"] != record["config"]):
             problems.append(f"{run.path} would be {file}, as another run with {_difference(other, record)}")
         records[file] = record
+        folders.setdefault(file.parent, []).append(run)
     if problems:
         raise ValueError("\n".join([*problems, "nothing was written; other settings of a method need a --variant"]))
-    for file, record in records.items():
-        write_bytes(file, _text(record).encode())
-    return list(records)
+    texts = {file: _text(record) for file, record in records.items()}
+    if latent:
+        texts |= _views(folders, data_dir)
+    for file, text in texts.items():
+        write_bytes(file, text.encode())
+    return list(texts)
+
+
+def _views(folders: dict[pathlib.Path, list[RunRecord]], data_dir: str | None) -> dict[pathlib.Path, str]:
+    """What the latent variables of the first seed of each folder of records learned: files and their texts."""
+    texts, problems = {}, []
+    for folder, runs in folders.items():
+        first = min(runs, key=lambda run: int(run.args["seed"]))
+        try:
+            texts[folder / LATENT_FILE] = latent_of_run(first.path, data_dir).text()
+        except NoView as error:
+            problems.append(str(error))
+    if problems:
+        raise ValueError("\n".join([*problems, "nothing was written; without --latent, records need no checkpoint or data"]))
+    return texts
 
 
 def _written(file: pathlib.Path) -> dict[str, Any] | None:

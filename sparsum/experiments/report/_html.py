@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import html
 
+# Elements that hold nothing and are not closed.
+_VOID = {"img", "meta"}
+
 
 class Markup(str):
     """Text that is HTML already."""
@@ -19,6 +22,8 @@ def element(name: str, *children: str, **attributes: str | float) -> Markup:
     >>> element("p", "1 < 2", class_="note")
     '<p class="note">1 &lt; 2</p>'
     """
+    if name in _VOID:
+        return Markup(f"<{name}{_attributes(attributes)}>")
     inside = "".join(child if isinstance(child, Markup) else html.escape(child) for child in children)
     return Markup(f"<{name}{_attributes(attributes)}>{inside}</{name}>")
 

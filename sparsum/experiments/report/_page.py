@@ -14,6 +14,7 @@ from sparsum.experiments.report._paper import NOTHING, paper_table
 from sparsum.experiments.report._records import RunRecord
 from sparsum.experiments.report._sections import Section, read_sections
 from sparsum.experiments.report._tables import LEFT_ALIGNED, cells
+from sparsum.experiments.report.latent import latent_assets, latent_views
 
 # Calls that differ by more than this are drawn on a logarithmic scale, or the small ones could not be told apart.
 _MAX_LINEAR_RATIO = 20
@@ -41,33 +42,36 @@ pre { background: var(--shade); padding: 0.8rem; overflow-x: auto; font-size: 0.
 )
 
 
-def write_report(runs: Iterable[pathlib.Path], out: pathlib.Path) -> pathlib.Path:
+def write_report(runs: Iterable[pathlib.Path], out: pathlib.Path, data_dir: str | None = None) -> pathlib.Path:
     """Write a page of all runs in or below some folders; returns its file.
 
     Args:
         runs: folders of runs or of their records, or folders above them.
         out: the file to write, which is replaced at once and whole; below a folder it is ``report.html``.
+        data_dir: where the data is, for what latent variables learned; by default as each run was told.
 
     Raises:
         WrongUseError: if there is no run.
     """
     sections, problems = read_sections(runs)
     file = out / "report.html" if out.is_dir() or not out.suffix else out
-    write_bytes(file, _page(sections, problems).encode())
+    write_bytes(file, _page(sections, problems, data_dir).encode())
     return file
 
 
-def _page(sections: Sequence[Section], problems: Sequence[str]) -> str:
-    head = element("head", Markup('<meta charset="utf-8">'), element("title", "sparsum: runs"), element("style", _STYLE))
+def _page(sections: Sequence[Section], problems: Sequence[str], data_dir: str | None) -> str:
     n_runs = sum(len(section.records) for section in sections)
     when = element("p", f"{n_runs} runs, read on {time.strftime('%Y-%m-%d at %H:%M')}.", class_="soft")
-    parts = [element("h1", "Runs"), when, *map(_section, sections)]
+    parts = [element("h1", "Runs"), when, *(_section(section, data_dir) for section in sections)]
     if problems:
         parts += [element("h2", "Left out"), element("ul", *(element("li", problem) for problem in problems))]
-    return f'<!doctype html>\n<html lang="en">\n{head}\n{element("body", joined(parts))}\n</html>\n'
+    body = element("body", joined(parts))
+    style = element("style", _STYLE)
+    head = element("head", element("meta", charset="utf-8"), element("title", "sparsum: runs"), style, latent_assets(body))
+    return f'<!doctype html>\n<html lang="en">\n{head}\n{body}\n</html>\n'
 
 
-def _section(section: Section) -> Markup:
+def _section(section: Section, data_dir: str | None) -> Markup:
     """An experiment on a data set: the table, the curves, the commands."""
     heading = element("h2", section.title)
     commands = _commands(section.records)
@@ -77,7 +81,8 @@ def _section(section: Section) -> Markup:
         f"Means ± standard errors over seeds, validation at the last epoch; the larger the {section.criterion} the better. "
         "Training calls: of the decoder for each example, the mean over all epochs."
     )
-    return joined([heading, element("p", note, class_="soft"), _table(section), _charts(section), commands])
+    shown = [_table(section), _charts(section), latent_views(section, data_dir), commands]
+    return joined([heading, element("p", note, class_="soft"), *shown])
 
 
 def _table(section: Section) -> Markup:

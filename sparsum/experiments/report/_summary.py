@@ -99,12 +99,13 @@ def best_by_method(summaries: Iterable[Summary], criterion: str) -> list[Summary
     best: dict[str, Summary] = {}
     for summary in summaries:
         other = best.get(summary.method)
-        if other is None or _rank(summary, criterion) > _rank(other, criterion):
+        if other is None or rank(summary, criterion) > rank(other, criterion):
             best[summary.method] = summary
     return list(best.values())
 
 
-def _rank(summary: Summary, criterion: str) -> tuple[bool, float]:
+def rank(summary: Summary, criterion: str) -> tuple[bool, float]:
+    """How good a setting is on the validation data, the larger the better; a complete one is before others."""
     found = summary.validation.get(criterion)
     mean = -math.inf if found is None or math.isnan(found.mean) else found.mean
     return summary.n_finished == summary.n_runs, mean

@@ -1,0 +1,96 @@
+"""A view with what it is of, as it is made from a run or kept in a file."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sparsum.experiments._seeds import generator_for
+from sparsum.experiments.evaluate import restore_experiment
+from sparsum.experiments.report.latent._bits import BitsView
+from sparsum.experiments.report.latent._classes import ClassesView
+from sparsum.experiments.report.latent._fields import Fields
+from sparsum.experiments.report.latent._symbols import SymbolsView
+from sparsum.experiments.report.latent._view import AbstractView
+
+#: Its name, beside the records of the runs.
+LATENT_FILE = "latent.json"
+VIEWS: dict[str, type[AbstractView]] = {"ssvae": ClassesView, "signal-game": SymbolsView, "bitvector-vae": BitsView}
+# Larger files are not read: none that is written comes near it.
+_MAX_BYTES = 2**24
+# The ways in which a run without its data, or of another version, can fail; none of them is worth the rest of a report.
+_FAILURES = (AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+
+
+class NoView(Exception):
+    """There is no view of a run; the message says why."""
+
+
+@dataclass(frozen=True)
+class Latent:
+    """A view, and the run that it is of."""
+
+    experiment: str
+    data: str
+    method: str
+    bits: int | None
+    seed: int
+    view: AbstractView
+
+    def text(self) -> str:
+        """For a file."""
+        content = vars(self) | {"view": self.view.to_json()}
+        return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+
+def latent_of_run(path: pathlib.Path, data_dir: str | None = None) -> Latent:
+    """The view of the run in a folder, made on the CPU from its last checkpoint and its data.
+
+    Args:
+        path: the folder.
+        data_dir: where the data is; by default as the run was told.
+
+    Raises:
+        NoView: if the checkpoint or the data is missing or of another kind than this version knows.
+    """
+    try:
+        experiment, _ = restore_experiment(path, device="cpu", data_dir=data_dir)
+        args = experiment.args
+        with torch.no_grad():
+            view = VIEWS[experiment.name].of(experiment, generator_for("cpu", 0, "latent view"))
+    except _FAILURES as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise NoView(f"{path}: {reason or type(error).__name__}") from error
+    return Latent(experiment.name, args.data_name, args.method, getattr(args, "bits", None), args.seed, view)
+
+
+def read_latent(file: pathlib.Path) -> Latent:
+    """What is kept in a file.
+
+    Raises:
+        NoView: if it cannot be read or is no view.
+    """
+    try:
+        if file.stat().st_size > _MAX_BYTES:
+            raise ValueError(f"it has more than {_MAX_BYTES:,} bytes")
+        return _from_json(json.loads(file.read_text()))
+    # JSON may be nested more deeply than Python can read.
+    except (OSError, RecursionError, ValueError) as error:
+        raise NoView(f"{file} is no view of latent variables: {error}") from error
+
+
+def _from_json(content: Any) -> Latent:
+    fields = Fields(content, "the file")
+    experiment = fields.text("experiment")
+    if experiment not in VIEWS:
+        raise ValueError(f"there is no experiment {experiment!r}")
+    has_bits = experiment == "bitvector-vae"
+    view = VIEWS[experiment].from_json(fields.part("view"))
+    bits = fields.whole("bits", 1, 2**20) if has_bits else None
+    if isinstance(view, BitsView) and view.n_bits != bits:
+        raise ValueError(f"it is of {bits} bits, and its decoder takes {view.n_bits}")
+    return Latent(experiment, fields.text("data"), fields.text("method"), bits, fields.whole("seed", -(2**63), 2**63), view)

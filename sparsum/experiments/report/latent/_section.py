@@ -1,0 +1,119 @@
+"""The views of a section of the page: one for each number of bits, or one."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+
+from sparsum.experiments.report._html import Markup, element, joined
+from sparsum.experiments.report._records import RunRecord
+from sparsum.experiments.report._sections import Section
+from sparsum.experiments.report._summary import Summary, rank
+from sparsum.experiments.report.latent._kept import LATENT_FILE, VIEWS, Latent, NoView, latent_of_run, read_latent
+from sparsum.experiments.runs import RunFolder
+
+# A view that cannot be made is told, and the next best run is tried, so often.
+_MAX_TRIED = 4
+# How many letters the views of a section may have together, so that the page stays small.
+MAX_LETTERS = 3_200_000
+
+_NOTHING = (
+    "What the latent variables learned is shown for a run's folder with its checkpoint, or from a view that "
+    "'sparsum record --latent' kept; here is neither."
+)
+
+
+def latent_views(section: Section, data_dir: str | None = None) -> Markup:
+    """What the latent variables of the best run learned, for each number of bits; or a sentence that says why not.
+
+    Args:
+        section: the runs of an experiment on a data set.
+        data_dir: where the data is; by default as each run was told.
+    """
+    if section.experiment not in VIEWS:
+        return Markup("")
+    parts, n_letters = [], 0
+    for bits, summaries in _by_bits(section).items():
+        shown = _view_of(section, bits, summaries, data_dir)
+        n_letters += len(shown)
+        if n_letters > MAX_LETTERS:
+            n_letters -= len(shown)
+            shown = element("p", f"{_title(section, bits)}: left out, so that the page stays small.", class_="soft")
+        parts.append(shown)
+    return joined(parts)
+
+
+def _by_bits(section: Section) -> dict[int | None, list[Summary]]:
+    """The settings of each number of bits, the best first."""
+    found: dict[int | None, list[Summary]] = {}
+    for summary in sorted(section.summaries, key=lambda each: rank(each, section.criterion), reverse=True):
+        found.setdefault(summary.records[0].args.get("bits"), []).append(summary)
+    return dict(sorted(found.items(), key=lambda item: item[0] or 0))
+
+
+def _title(section: Section, bits: int | None) -> str:
+    title = VIEWS[section.experiment].title
+    return title if bits is None else f"{title}, {bits} bits"
+
+
+def _view_of(section: Section, bits: int | None, summaries: list[Summary], data_dir: str | None) -> Markup:
+    heading = element("h3", _title(section, bits))
+    problems: list[str] = []
+    for summary, source in _candidates(summaries):
+        if len(problems) == _MAX_TRIED:
+            break
+        try:
+            latent = _read(source, summary, data_dir)
+            shown = latent.view.markup()
+        except NoView as error:
+            problems.append(str(error))
+            continue
+        told = f"{_told(summary)}, seed {latent.seed}: the best validation {section.criterion} of all that can be shown."
+        return _framed(heading, element("p", told, class_="soft"), shown, _problems(problems))
+    return _framed(heading, _problems(problems) if problems else element("p", _NOTHING, class_="soft"))
+
+
+def _framed(*parts: Markup) -> Markup:
+    return element("section", *parts, class_="latent")
+
+
+def _problems(problems: list[str]) -> Markup:
+    """Why better runs are not shown; none gives nothing."""
+    if not problems:
+        return Markup("")
+    lines = [element("li", problem) for problem in problems]
+    return element("div", element("p", "Views that could not be made:"), element("ul", *lines), class_="latent-problem")
+
+
+def _candidates(summaries: list[Summary]) -> Iterator[tuple[Summary, pathlib.Path]]:
+    """Where views can come from, the best setting first: folders with a checkpoint by their seeds, then a kept file."""
+    for summary in summaries:
+        runs = sorted(summary.records, key=_seed)
+        yield from ((summary, run.path) for run in runs if RunFolder(run.path).checkpoint_file("last").is_file())
+        files = {run.path.parent / LATENT_FILE: None for run in runs if run.path.is_file()}
+        yield from ((summary, file) for file in files if file.is_file())
+
+
+def _seed(record: RunRecord) -> int:
+    seed = record.args["seed"]
+    return seed if isinstance(seed, int) else 0
+
+
+def _read(source: pathlib.Path, summary: Summary, data_dir: str | None) -> Latent:
+    """The view of a folder or a file.
+
+    Raises:
+        NoView: if there is none, or it is not of these runs.
+    """
+    if source.is_dir():
+        return latent_of_run(source, data_dir)
+    latent, run = read_latent(source), summary.records[0]
+    here = run.experiment, pathlib.Path(str(run.args["data"])).name, summary.method, run.args.get("bits")
+    if (latent.experiment, latent.data, latent.method, latent.bits) != here:
+        raise NoView(f"{source} is of other runs than the records beside it")
+    return latent
+
+
+def _told(summary: Summary) -> str:
+    setting = ", ".join(f"{name} {value}" for name, value in summary.setting.items() if name != "bits")
+    return f"{summary.method} ({setting})" if setting else summary.method
