@@ -61,14 +61,6 @@ class Summary:
         """How many of the runs have come to their end."""
         return sum(record.is_finished for record in self.records)
 
-    def curve(self, name: str) -> list[float]:
-        """A validation metric at each epoch that all counted runs have reached, the mean over them."""
-        return _mean_curve([[line["validation"].get(name, math.nan) for line in record.lines] for record in self.records])
-
-    def calls_curve(self) -> list[float]:
-        """Decoder calls for each training example at each epoch, the mean over the counted runs."""
-        return _mean_curve([record.calls_by_epoch for record in self.records])
-
 
 def summarise(
     method: str, setting: Mapping[str, Any], records: Iterable[RunRecord], n_runs: int | None = None
@@ -114,7 +106,3 @@ def _statistics(metrics: list[dict[str, float]]) -> dict[str, Statistic]:
     """Of each name, over those that have it, in the order in which they come."""
     names = dict.fromkeys(name for values in metrics for name in values)
     return {name: statistic([values[name] for values in metrics if name in values]) for name in names}
-
-
-def _mean_curve(curves: list[list[float]]) -> list[float]:
-    return [sum(values) / len(values) for values in zip(*curves, strict=False)]

@@ -1,0 +1,117 @@
+"""The two axes of a figure, and what is within them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from sparsum.experiments.report.figures._figure import Figure, Series
+from sparsum.experiments.report.figures._scale import Scale, can_show
+
+WIDTH, HEIGHT = 660, 380
+LEFT, TOP = 66, 14
+# Beside lines there are names, beside points there is only room for half of one.
+_RIGHT_OF_LINES, _RIGHT_OF_POINTS, _BOTTOM = 512, 640, 328
+# The beginning of training is left outside where it would take more than half of the picture.
+_BEGINNING, _MIN_LENGTH = 0.1, 20
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The axes of a figure.
+
+    Args:
+        x: from left to right.
+        y: from bottom to top.
+        note: what a reader has to know of them; empty if nothing.
+        is_of_epochs: whether x counts epochs, which are whole.
+    """
+
+    x: Scale
+    y: Scale
+    note: str
+    is_of_epochs: bool
+
+    @classmethod
+    def of(cls, figure: Figure) -> Self | None:
+        """The axes that show all of a figure, or all but the beginning of training; None if there is nothing to show."""
+        logarithmic = figure.x_is_logarithmic, figure.y_is_logarithmic
+        pairs = [pair for pair in _pairs(figure.series, 0.0) if _can_show(pair, *logarithmic)]
+        if not pairs:
+            return None
+        later = [pair for pair in _pairs(figure.series, _BEGINNING) if _can_show(pair, *logarithmic)]
+        (x, y), (later_x, later_y) = (_scales(figure, some) for some in (pairs, later or pairs))
+        is_cut = _is_small(later_y, y) or (figure.has_points and _is_small(later_x, x))
+        if is_cut:  # of lines over epochs or calls all places are shown, though not all values
+            x, y = later_x if figure.has_points else x, later_y
+        note = "The first epochs are in part outside of the frame." if is_cut else ""
+        return cls(x, y, note, figure.x_label == "epoch")
+
+    @property
+    def rectangle(self) -> dict[str, float]:
+        """What the axes enclose, a little wider: a line along the edge is not cut."""
+        return {
+            "x": LEFT - 2,
+            "y": TOP - 2,
+            "width": self.x.end - LEFT + 4,
+            "height": self.y.start - TOP + 4,
+        }
+
+    def place(self, x: float, y: float) -> tuple[float, float] | None:
+        """Where a pair of values is; None if it is nowhere."""
+        return (self.x.at(x), self.y.at(y)) if self.x.can_show(x) and self.y.can_show(y) else None
+
+    def holds(self, x: float, y: float) -> bool:
+        """Whether a place is within the axes."""
+        return LEFT - 1 <= x <= self.x.end + 1 and TOP - 1 <= y <= self.y.start + 1
+
+    def point(self, series: Series) -> tuple[float, float] | None:
+        """Where the point of a method is."""
+        return self.place(series.point.x.mean, series.point.y.mean) if series.point else None
+
+    def end(self, series: Series) -> tuple[float, float] | None:
+        """Where a line ends, within the axes."""
+        places = [place for place in map(self.place, series.x, series.y) if place]
+        return (places[-1][0], min(max(places[-1][1], TOP), self.y.start)) if places else None
+
+    def x_ticks(self) -> list[float]:
+        """Round values, whole ones of epochs."""
+        ticks = self.x.ticks()
+        if not self.is_of_epochs:
+            return ticks
+        if self.x.high - self.x.low <= 1:
+            return [round((self.x.low + self.x.high) / 2)]
+        return sorted({float(max(1, round(tick))) for tick in ticks if round(tick) <= self.x.high})
+
+
+def _can_show(pair: tuple[float, float], x_is_logarithmic: bool, y_is_logarithmic: bool) -> bool:
+    x, y = pair
+    return can_show(x, is_logarithmic=x_is_logarithmic) and can_show(y, is_logarithmic=y_is_logarithmic)
+
+
+def _is_small(part: Scale, whole: Scale) -> bool:
+    return 2 * (part.high - part.low) < whole.high - whole.low
+
+
+def _scales(figure: Figure, pairs: Sequence[tuple[float, float]]) -> tuple[Scale, Scale]:
+    right = _RIGHT_OF_POINTS if figure.has_points else _RIGHT_OF_LINES
+    xs, ys = zip(*pairs, strict=True)
+    return (
+        Scale(xs, LEFT, right, is_logarithmic=figure.x_is_logarithmic, has_margin=figure.has_points),
+        Scale(ys, _BOTTOM, TOP, is_logarithmic=figure.y_is_logarithmic),
+    )
+
+
+def _pairs(series: Sequence[Series], beginning: float) -> list[tuple[float, float]]:
+    """All that is to be seen: lines, edges of bands, points with their errors; long lines without their beginning."""
+    found = []
+    for each in series:
+        skipped = math.ceil(beginning * len(each.x)) if len(each.x) > _MIN_LENGTH else 0
+        for values in filter(None, (each.y, each.low, each.high)):
+            found += list(zip(each.x, values, strict=True))[skipped:]
+        if each.point:
+            x, y = each.point.x, each.point.y
+            found += [(x.mean + i * (x.error or 0), y.mean + j * (y.error or 0)) for i in (-1, 0, 1) for j in (-1, 0, 1)]
+    return found

@@ -1,0 +1,156 @@
+"""Which figures the runs of an experiment have: those of the paper, and time against quality."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from sparsum.experiments.registry import experiment_class
+from sparsum.experiments.report._columns import columns_of
+from sparsum.experiments.report._sections import Section
+from sparsum.experiments.report._summary import Statistic, Summary
+from sparsum.experiments.report.figures._curves import (
+    MAX_POINTS,
+    Curve,
+    calls_curve,
+    chosen_epochs,
+    metric_curve,
+    summed_calls,
+)
+from sparsum.experiments.report.figures._figure import Figure, Point, Series
+
+# Numbers that differ by more than this are drawn on a logarithmic scale, or the small ones could not be told apart.
+_MAX_LINEAR_RATIO = 20
+_BAND = "Lines are means over seeds, bands ± one standard error; a single seed has no band."
+# How the paper draws what settings are chosen by: a factor and a label.
+_CRITERIA = {
+    "ssvae": (1, "ELBO, nats"),
+    "signal-game": (100, "success, %"),
+    "bitvector-vae": (-1, "negative ELBO, nats"),
+}
+# What the paper shows around the median of the calls.
+_QUARTILES = ("p25", "p75", "from the lower to the upper quartile")
+_PERCENTILES = ("p10", "p90", "from the 10th to the 90th percentile")
+
+
+class _Drawn(NamedTuple):
+    """The best setting of a method, and how it looks."""
+
+    summary: Summary
+    style: int
+
+    def line(self, curve: Curve, x: Sequence[float] = ()) -> Series:
+        """A line over epochs, or over what ``x`` has for each epoch."""
+        chosen = chosen_epochs(len(curve.y))
+        places = _at(x, chosen) or [i + 1 for i in chosen]
+        y, low, high = (_at(values, chosen) for values in (curve.y, curve.low, curve.high))
+        return Series(self.summary.method, self.style, places, y, low, high)
+
+    def mark(self, x: Statistic, y: Statistic, way: tuple[Sequence[float], Sequence[float]] = ((), ())) -> Series:
+        """A point, and the way there, if it is known at each epoch."""
+        chosen = chosen_epochs(len(way[0]))
+        path_x, path_y = (_at(values, chosen) for values in way)
+        return Series(self.summary.method, self.style, path_x, path_y, point=Point(x, y))
+
+
+def styles_of(section: Section) -> dict[str, int]:
+    """The style of each method that is drawn: the same in all sections of an experiment, whatever was run."""
+    drawn = {summary.method for summary in section.best}
+    known = list(experiment_class(section.experiment).methods)
+    styles = {method: i for i, method in enumerate([*known, *sorted(drawn - set(known))])}
+    return {method: style for method, style in styles.items() if method in drawn}
+
+
+def figures_of(section: Section) -> list[Figure]:
+    """The figures of a section, of the best setting of each method."""
+    by_method = {summary.method: summary for summary in section.best}
+    drawn = [_Drawn(by_method[method], style) for method, style in styles_of(section).items()]
+    found = [_criterion_figure(section, drawn)]
+    if section.experiment == "ssvae":
+        found.append(_accuracy_figure(drawn))
+    if section.experiment == "bitvector-vae":
+        found.append(_elbo_by_calls_figure(section, drawn))
+    found.append(_calls_figure(section, drawn))
+    if section.experiment == "bitvector-vae":
+        found.append(_rate_distortion_figure(drawn))
+    return [figure for figure in [*found, _time_figure(section, drawn)] if figure.series]
+
+
+def _criterion_figure(section: Section, drawn: Sequence[_Drawn]) -> Figure:
+    factor, label = _CRITERIA.get(section.experiment, (1, section.criterion))
+    series = [each.line(metric_curve(each.summary, section.criterion, factor)) for each in drawn]
+    return Figure(f"Validation {label.partition(',')[0]} over epochs", _BAND + _thinned(drawn), "epoch", label, series)
+
+
+def _accuracy_figure(drawn: Sequence[_Drawn]) -> Figure:
+    have = [each for each in drawn if "accuracy" in each.summary.validation]
+    series = [each.line(metric_curve(each.summary, "accuracy", 100)) for each in have]
+    return Figure("Validation accuracy over epochs", _BAND + _thinned(drawn), "epoch", "accuracy, %", series)
+
+
+def _calls_figure(section: Section, drawn: Sequence[_Drawn]) -> Figure:
+    low, high, reach = _QUARTILES if section.experiment == "bitvector-vae" else _PERCENTILES
+    series = [each.line(calls_curve(each.summary, low, high)) for each in drawn]
+    is_wide = _is_wide([value for each in series for value in (*each.y, *each.low, *each.high)])
+    note = f"Lines are medians over training examples, bands reach {reach}; all are means over seeds.{_thinned(drawn)}"
+    label = f"calls per example{', logarithmic' * is_wide}"
+    return Figure("Decoder calls at each epoch", note, "epoch", label, series, y_is_logarithmic=is_wide)
+
+
+def _elbo_by_calls_figure(section: Section, drawn: Sequence[_Drawn]) -> Figure:
+    factor, y_label = _CRITERIA[section.experiment]
+    series = [each.line(metric_curve(each.summary, section.criterion, factor), summed_calls(each.summary)) for each in drawn]
+    is_wide = _is_wide([value for each in series for value in each.x])
+    x_label = f"decoder calls per example, summed over epochs{', logarithmic' * is_wide}"
+    title = "Validation negative ELBO over decoder calls"
+    return Figure(title, _BAND + _thinned(drawn), x_label, y_label, series, x_is_logarithmic=is_wide)
+
+
+def _rate_distortion_figure(drawn: Sequence[_Drawn]) -> Figure:
+    """The two parts of the negative ELBO, on the validation data, which all runs have."""
+    series = []
+    for each in drawn:
+        rate, distortion = (each.summary.validation.get(name) for name in ("rate", "distortion"))
+        if rate is not None and distortion is not None:
+            way = metric_curve(each.summary, "rate").y, metric_curve(each.summary, "distortion").y
+            series.append(each.mark(rate, distortion, way))
+    note = (
+        "Marks are means over seeds on the validation data after the last epoch, with standard errors; thin lines are the "
+        "way there. Lower left is better: rate and distortion sum to the negative ELBO."
+    )
+    return Figure("Rate and distortion", note + _thinned(drawn), "rate, nats", "distortion, nats", series)
+
+
+def _time_figure(section: Section, drawn: Sequence[_Drawn]) -> Figure:
+    """Seconds against the first test metric, or as long as nothing is evaluated, against the validation criterion."""
+    column = columns_of(section.experiment)[0]
+    label, quality_of = f"test {column.heading}", _tested(column.statistic)
+    if not any(quality_of(each.summary) for each in drawn):
+        label, quality_of = f"validation {section.criterion}", lambda summary: summary.validation.get(section.criterion)
+    series = [each.mark(each.summary.seconds, quality) for each in drawn if (quality := quality_of(each.summary))]
+    is_wide = _is_wide([each.point.x.mean for each in series if each.point])
+    note = "Marks are means over seeds after the last epoch, with standard errors; a single seed has none."
+    x_label = f"seconds of training{', logarithmic' * is_wide}"
+    return Figure("Time and quality", note, x_label, label, series, x_is_logarithmic=is_wide)
+
+
+def _tested(over_runs: Callable[..., Statistic | None]) -> Callable[[Summary], Statistic | None]:
+    return lambda summary: over_runs(summary.records)
+
+
+def _at(values: Sequence[float], indices: Sequence[int]) -> list[float]:
+    """Some of the values; none of an empty list."""
+    return [values[i] for i in indices] if values else []
+
+
+def _is_wide(values: Sequence[float]) -> bool:
+    """Whether positive numbers differ so much that a logarithmic scale is needed."""
+    finite = [value for value in values if math.isfinite(value)]
+    return bool(finite) and min(finite) > 0 and max(finite) > _MAX_LINEAR_RATIO * min(finite)
+
+
+def _thinned(drawn: Sequence[_Drawn]) -> str:
+    """A sentence on epochs that are not drawn; empty if all are."""
+    longest = max((len(run.lines) for each in drawn for run in each.summary.records), default=0)
+    return f" Of {longest} epochs {MAX_POINTS} are drawn." if longest > MAX_POINTS else ""
