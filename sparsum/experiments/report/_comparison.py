@@ -14,7 +14,7 @@ from sparsum.experiments.report._records import RunRecord
 from sparsum.experiments.report._rows import Row, table_rows
 from sparsum.experiments.report._sections import Section, read_sections
 from sparsum.experiments.report._settings import settings_note
-from sparsum.experiments.report._summary import Statistic
+from sparsum.experiments.report._summary import Statistic, best_by_method
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,14 @@ def compare(section: Section, *, best_only: bool = False) -> Comparison:
 
 
 def _best(rows: Sequence[Row], section: Section) -> list[Row]:
-    """The rows of the best settings, and those of methods that have not been run or measured nothing."""
-    chosen = {record.path for summary in section.best for record in summary.records}
-    methods = {summary.method for summary in section.best}
-    return [
-        row for row in rows if row.method not in methods or any(run.path in chosen for run in (*row.runs, *row.left_out))
-    ]
+    """The rows of the best settings, and those of methods that have not been run or measured nothing.
+
+    Where some settings of a method were evaluated, it is the best of these.
+    """
+    tested = best_by_method([summary for summary in section.summaries if summary.test], section.criterion)
+    best = {summary.method: summary for summary in (*section.best, *tested)}
+    chosen = {record.path for summary in best.values() for record in summary.records}
+    return [row for row in rows if row.method not in best or any(run.path in chosen for run in (*row.runs, *row.left_out))]
 
 
 def _cells(column: Column, rows: Sequence[Row]) -> list[Cell]:

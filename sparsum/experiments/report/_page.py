@@ -11,6 +11,7 @@ from sparsum.experiments._files import write_bytes
 from sparsum.experiments.report._html import Markup, element, joined
 from sparsum.experiments.report._page_tables import metric_tables, tested_tables
 from sparsum.experiments.report._records import RunRecord
+from sparsum.experiments.report._rows import option_name, option_value
 from sparsum.experiments.report._sections import Section, read_sections
 from sparsum.experiments.report.figures import draw, figures_of, legend, styles_of
 
@@ -114,7 +115,7 @@ def _drawn_settings(section: Section) -> Markup:
     chosen = []
     for summary in section.best:
         if n_settings[summary.method] > 1:
-            setting = ", ".join(f"{name} {value}" for name, value in summary.setting.items())
+            setting = ", ".join(f"{option_name(name)} {option_value(value)}" for name, value in summary.setting.items())
             chosen.append(f"{summary.method}: {setting} (of {n_settings[summary.method]})")
     if not chosen:
         return Markup("")

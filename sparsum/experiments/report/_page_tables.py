@@ -10,8 +10,9 @@ from sparsum.experiments.report._sections import Section
 from sparsum.experiments.report._summary import Summary
 from sparsum.experiments.report._tables import LEFT_ALIGNED, cells
 
-# Of longer tables only the best settings are seen at once.
+# Of longer tables only the best settings are seen at once, and longer notes are folded.
 _MAX_ROWS = 16
+_MAX_SIGNS = 800
 
 
 def tested_tables(section: Section) -> Markup:
@@ -19,13 +20,13 @@ def tested_tables(section: Section) -> Markup:
     every = compare(section)
     is_long = len(every.rows) > _MAX_ROWS
     shown = compare(section, best_only=True) if is_long else every
-    notes = [element("p", note, class_="soft") for note in shown.notes]
+    notes = list(map(_note, shown.notes))
     if not _has_numbers(every):
         return joined(notes)
     parts = [_table(shown.title, shown.header, shown.rows), *notes]
     if is_long:
         parts[1:1] = [
-            _best_only(section),
+            _best_only(section, "evaluated "),
             _folded("All settings", _table(every.title, every.header, every.rows), len(every.rows)),
         ]
     return joined(parts)
@@ -60,8 +61,18 @@ def _has_numbers(table: Comparison) -> bool:
     return any(cell.text[:1].isdigit() for row in table.rows for cell in row[1:-1])
 
 
-def _best_only(section: Section) -> Markup:
-    text = f"Of each method the setting with the best {section.criterion} on the validation data; all are listed below."
+def _note(text: str) -> Markup:
+    """A paragraph, folded to its beginning where it is long: a grid has many settings, and many runs."""
+    paragraph = element("p", text, class_="soft")
+    if len(text) <= _MAX_SIGNS:
+        return paragraph
+    return element("details", element("summary", text.partition(":")[0], class_="soft"), paragraph)
+
+
+def _best_only(section: Section, kind: str = "") -> Markup:
+    text = (
+        f"Of each method the {kind}setting with the best {section.criterion} on the validation data; all are listed below."
+    )
     return element("p", text, class_="soft")
 
 

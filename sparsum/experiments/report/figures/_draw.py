@@ -9,7 +9,6 @@ from sparsum.experiments.report._html import Markup, element, json_script
 from sparsum.experiments.report._summary import Statistic
 from sparsum.experiments.report.figures._figure import Figure, Series
 from sparsum.experiments.report.figures._frame import HEIGHT, LEFT, TOP, WIDTH, Frame
-from sparsum.experiments.report.figures._labels import HEIGHT as LABEL_HEIGHT
 from sparsum.experiments.report.figures._labels import beside, shortened, spread
 from sparsum.experiments.report.figures._marks import colour_class, dashes, mark
 
@@ -103,13 +102,9 @@ def _point(frame: Frame, series: Series) -> list[Markup]:
     """A mark with a bar for each error."""
     if series.point is None:
         return []
-    x, y = series.point.x, series.point.y
-    place = frame.place(x.mean, y.mean)
+    place, ends = frame.point(series), frame.errors(series)
     if place is None:
         return []
-    ends = [
-        frame.place(x.mean + i * (x.error or 0), y.mean + j * (y.error or 0)) for i, j in ((-1, 0), (1, 0), (0, -1), (0, 1))
-    ]
     bars = []
     for one, other in (ends[:2], ends[2:]):
         if one and other and math.dist(one, other) > 1:
@@ -133,8 +128,8 @@ def _names_of_lines(frame: Frame, figure: Figure) -> list[Markup]:
 
 def _names_of_points(frame: Frame, figure: Figure) -> list[Markup]:
     """Beside the marks."""
-    marked = [(series, place) for series in figure.series if (place := frame.point(series))]
-    labels = beside([series.name for series, _ in marked], [place for _, place in marked], WIDTH, HEIGHT - 3 * LABEL_HEIGHT)
+    marked = [(series, box) for series in figure.series if (box := frame.box(series))]
+    labels = beside([series.name for series, _ in marked], [box for _, box in marked], WIDTH, frame.y.start - 2)
     return [
         element(
             "g",
@@ -200,7 +195,7 @@ def _told(frame: Frame, figure: Figure) -> dict[str, object]:
 
 
 def _numbers(series: Series) -> dict[str, object]:
-    told: dict[str, object] = {"name": series.name, "style": series.style}
+    told: dict[str, object] = {"name": series.name, "style": series.style, "colour": colour_class(series.style)}
     if series.point:
         x, y = series.point.x, series.point.y
         numbers = {"x": x.mean, "y": y.mean, "xError": x.error or 0.0, "yError": y.error or 0.0}

@@ -71,6 +71,24 @@ class Frame:
         """Where the point of a method is."""
         return self.place(series.point.x.mean, series.point.y.mean) if series.point else None
 
+    def errors(self, series: Series) -> list[tuple[float, float] | None]:
+        """Where the bars of a point end: left, right, below and above; at the point itself where an error is not known."""
+        if series.point is None:
+            return []
+        x, y = series.point.x, series.point.y
+        across, along = x.error or 0.0, y.error or 0.0
+        ends = [(x.mean - across, y.mean), (x.mean + across, y.mean), (x.mean, y.mean - along), (x.mean, y.mean + along)]
+        return [self.place(*end) for end in ends]
+
+    def box(self, series: Series) -> tuple[float, float, float, float] | None:
+        """What a mark takes, its bars included: left, top, right and bottom."""
+        place = self.point(series)
+        if place is None:
+            return None
+        places = [place, *filter(None, self.errors(series))]
+        xs, ys = zip(*places, strict=True)
+        return min(*xs, place[0] - 6), min(*ys, place[1] - 6), max(*xs, place[0] + 6), max(*ys, place[1] + 6)
+
     def end(self, series: Series) -> tuple[float, float] | None:
         """Where a line ends, within the axes."""
         places = [place for place in map(self.place, series.x, series.y) if place]

@@ -8,6 +8,8 @@ from typing import NamedTuple
 # About what a sign of the style sheet's font takes.
 _SIGN_WIDTH, HEIGHT = 6.7, 14.0
 _MAX_SIGNS = 20
+#: Left, top, right and bottom.
+Box = tuple[float, float, float, float]
 
 
 class Label(NamedTuple):
@@ -19,8 +21,8 @@ class Label(NamedTuple):
     anchor: str
 
     @property
-    def box(self) -> tuple[float, float, float, float]:
-        """Left, top, right and bottom."""
+    def box(self) -> Box:
+        """What it takes."""
         width = _SIGN_WIDTH * len(self.text)
         left = {"start": self.x, "middle": self.x - width / 2, "end": self.x - width}[self.anchor]
         return left, self.y - 11, left + width, self.y + 3
@@ -54,25 +56,38 @@ def spread(places: Sequence[float], low: float, high: float) -> list[float]:
     return found
 
 
-def beside(names: Sequence[str], places: Sequence[tuple[float, float]], width: float, height: float) -> list[Label]:
-    """Names beside marks, each on the side where it covers least; all stay within the picture."""
+def beside(names: Sequence[str], boxes: Sequence[Box], width: float, height: float) -> list[Label]:
+    """Names beside marks, each on the side where it covers least; all stay within the picture.
+
+    Args:
+        names: of the marks.
+        boxes: what each mark takes, with the bars of its errors.
+        width: of the picture.
+        height: of the part where names may be.
+    """
     found: list[Label] = []
-    taken = [(x - 6, y - 6, x + 6, y + 6) for x, y in places]
-    for name, (x, y) in zip(names, places, strict=True):
-        choices = [
-            Label(shortened(name), x + 9 * right, y + 4 + shift, "start" if right > 0 else "end")
-            for shift in (0, -11, 11, -22, 22, -33, 33, -44, 44)
-            for right in (1, -1)
-        ]
-        best = min(choices, key=lambda label: _covered(label.box, taken, width, height))
+    taken = list(boxes)
+    for name, box in zip(names, boxes, strict=True):
+        best = min(_choices(shortened(name), box), key=lambda label: _covered(label.box, taken, width, height))
         found.append(best)
         taken.append(best.box)
     return found
 
 
-def _covered(
-    box: tuple[float, float, float, float], taken: Sequence[tuple[float, float, float, float]], width: float, height: float
-) -> float:
+def _choices(text: str, box: Box) -> list[Label]:
+    """Right and left of a mark, then above and below, then farther away."""
+    left, top, right, bottom = box
+    middle = (top + bottom) / 2 + 4
+    choices = [Label(text, right + 3, middle, "start"), Label(text, left - 3, middle, "end")]
+    for shift in range(0, 5 * int(HEIGHT), int(HEIGHT) // 2):
+        for y in (top - 5 - shift, bottom + 12 + shift):
+            choices += [
+                Label(text, (left + right) / 2 + x, y, anchor) for x, anchor in ((0, "middle"), (6, "start"), (-6, "end"))
+            ]
+    return choices
+
+
+def _covered(box: Box, taken: Sequence[Box], width: float, height: float) -> float:
     """The area that a box shares with others, and much for what is outside of the picture."""
     left, top, right, bottom = box
     shared = 0.0

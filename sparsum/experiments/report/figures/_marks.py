@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from sparsum.experiments.report._html import Markup, element
 
 #: The colours of the style sheet, ``.s0`` and so on.
-N_COLOURS = 11
-# Their numbers have no common divisor with each other: no two of the first 77 methods look the same.
+N_COLOURS = 14
+# As many as the experiments have methods; the others repeat sooner, but no two methods have the same dashes and mark.
 _DASHES = ("none", "8 3", "2 3", "9 3 2 3", "14 4", "5 2", "1 3 7 3")
 _SHAPES = (
     "M-3.6 0a3.6 3.6 0 1 0 7.2 0a3.6 3.6 0 1 0-7.2 0z",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from sparsum.experiments.registry import experiment_class
+from sparsum.experiments.registry import NAMES, experiment_class
 from sparsum.experiments.report._columns import columns_of
 from sparsum.experiments.report._sections import Section
 from sparsum.experiments.report._summary import Statistic, Summary
@@ -55,11 +55,12 @@ class _Drawn(NamedTuple):
 
 
 def styles_of(section: Section) -> dict[str, int]:
-    """The style of each method that is drawn: the same in all sections of an experiment, whatever was run."""
+    """The style of each method that is drawn, in the order of the experiment: the same in all sections, whatever was run."""
     drawn = {summary.method for summary in section.best}
-    known = list(experiment_class(section.experiment).methods)
+    known = list(dict.fromkeys(method for name in NAMES for method in experiment_class(name).methods))
     styles = {method: i for i, method in enumerate([*known, *sorted(drawn - set(known))])}
-    return {method: style for method, style in styles.items() if method in drawn}
+    order = [*experiment_class(section.experiment).methods, *styles]
+    return {method: styles[method] for method in dict.fromkeys(order) if method in drawn}
 
 
 def figures_of(section: Section) -> list[Figure]:
@@ -123,20 +124,24 @@ def _rate_distortion_figure(drawn: Sequence[_Drawn]) -> Figure:
 
 
 def _time_figure(section: Section, drawn: Sequence[_Drawn]) -> Figure:
-    """Seconds against the first test metric, or as long as nothing is evaluated, against the validation criterion."""
+    """Seconds against the first test metric; where a method has none, all are shown by the validation criterion."""
     column = columns_of(section.experiment)[0]
-    label, quality_of = f"test {column.heading}", _tested(column.statistic)
-    if not any(quality_of(each.summary) for each in drawn):
-        label, quality_of = f"validation {section.criterion}", lambda summary: summary.validation.get(section.criterion)
-    series = [each.mark(each.summary.seconds, quality) for each in drawn if (quality := quality_of(each.summary))]
+    label, qualities = f"test {column.heading}", [column.statistic(each.summary.records) for each in drawn]
+    if None in qualities:
+        factor, name = _CRITERIA.get(section.experiment, (1, section.criterion))
+        label, qualities = (
+            f"validation {name}",
+            [_times(factor, each.summary.validation[section.criterion]) for each in drawn],
+        )
+    series = [each.mark(each.summary.seconds, quality) for each, quality in zip(drawn, qualities, strict=True) if quality]
     is_wide = _is_wide([each.point.x.mean for each in series if each.point])
     note = "Marks are means over seeds after the last epoch, with standard errors; a single seed has none."
     x_label = f"seconds of training{', logarithmic' * is_wide}"
     return Figure("Time and quality", note, x_label, label, series, x_is_logarithmic=is_wide)
 
 
-def _tested(over_runs: Callable[..., Statistic | None]) -> Callable[[Summary], Statistic | None]:
-    return lambda summary: over_runs(summary.records)
+def _times(factor: int, found: Statistic) -> Statistic:
+    return Statistic(factor * found.mean, None if found.error is None else abs(factor) * found.error, found.n)
 
 
 def _at(values: Sequence[float], indices: Sequence[int]) -> list[float]:

@@ -28,10 +28,10 @@
     return best;
   }
 
-  function line(style, name, value) {
+  function line(colour, name, value) {
     const row = document.createElement("div");
     const label = document.createElement("i");
-    label.className = `s${style % 11}`;
+    label.className = colour;
     label.textContent = name;
     const number = document.createElement("span");
     number.textContent = value;
@@ -128,7 +128,7 @@
         // A line that ends earlier, or is elsewhere in a gap, says nothing here.
         if (i < 0 || series.y[i] === null || Math.abs(place(this.told.x, series.x[i]) - x) > 12) continue;
         const band = series.low.length ? `  (${inWords(series.low[i])} to ${inWords(series.high[i])})` : "";
-        found.push([series.y[i], line(series.style, series.name, inWords(series.y[i]) + band)]);
+        found.push([series.y[i], line(series.colour, series.name, inWords(series.y[i]) + band)]);
       }
       found.sort((a, b) => b[0] - a[0]);
       this.tip.replaceChildren(heading(`${this.told.xLabel.split(",")[0]} ${inWords(value)}`), ...found.map((each) => each[1]));
@@ -139,10 +139,10 @@
     showPoint(series) {
       const withError = (value, error) => inWords(value) + (error ? ` ± ${Number(error.toPrecision(2))}` : "");
       const [x, y] = [place(this.told.x, series.x), place(this.told.y, series.y)];
-      const name = line(series.style, series.name, "");
+      const name = line(series.colour, series.name, "");
       const rows = [
-        line(1, this.told.yLabel.split(",")[0], withError(series.y, series.yError)),
-        line(1, this.told.xLabel.split(",")[0], withError(series.x, series.xError)),
+        line("", this.told.yLabel.split(",")[0], withError(series.y, series.yError)),
+        line("", this.told.xLabel.split(",")[0], withError(series.x, series.xError)),
       ];
       this.tip.replaceChildren(name, ...rows);
       this.cursor.setAttribute("d", `M${x} ${this.told.y.start}V${y}M${this.told.x.start} ${y}H${x}`);
