@@ -4,10 +4,10 @@ BIN := .venv/bin
 READY := .venv/.ready
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-all check format bench clean
+.PHONY: help demo test test-browser test-all check format bench clean
 
 help: ## Show the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("sparsum needs Python 3.11 or newer; run make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
@@ -27,7 +27,11 @@ check: $(READY) ## Format, lint, types and import contracts
 test: check ## All checks and tests
 	$(BIN)/python -m pytest --numprocesses=2 --quiet
 
-test-all: test demo ## All of it, and the demo
+test-browser: $(READY) ## The page of `sparsum report` in a browser: a chromium that is installed, or playwright's own
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,browser]'
+	$(BIN)/python -m pytest --quiet -rs -m browser tests/browser
+
+test-all: test test-browser demo ## All of it, the page in a browser, and the demo
 
 format: $(READY) ## Format and fix what can be fixed
 	$(BIN)/ruff format .

@@ -11,10 +11,14 @@
     return axis.start + ((scaled(axis, value) - axis.low) / (axis.high - axis.low)) * (axis.end - axis.start);
   }
 
-  function inWords(value) {
+  // With as many digits as are told apart on the axis.
+  function inWords(axis, value) {
     if (value === null || value === undefined) return "-";
     const size = Math.abs(value);
-    return size >= 1e6 || (size > 0 && size < 1e-3) ? value.toExponential(2) : String(Number(value.toPrecision(5)));
+    if (size >= 1e6 || (size > 0 && size < 1e-3)) return value.toExponential(2);
+    if (axis.isLogarithmic) return String(Number(value.toPrecision(3)));
+    const digits = Math.ceil(-Math.log10((axis.high - axis.low) / 500));
+    return String(Number(value.toFixed(Math.min(Math.max(digits, 0), 8))));
   }
 
   // The index of the value that is drawn nearest to a place.
@@ -111,42 +115,45 @@
 
     show(i) {
       this.at = i;
-      const x = this.told.kind === "lines" ? this.showLines(this.stops[i]) : this.showPoint(this.stops[i]);
+      const isPoint = this.told.kind === "points";
+      const [x, y] = isPoint ? this.showPoint(this.stops[i]) : this.showLines(this.stops[i]);
       this.tip.hidden = false;
-      const part = x / this.svg.viewBox.baseVal.width;
+      const view = this.svg.viewBox.baseVal;
+      const part = x / view.width;
       const isRight = part > 0.45; // the tip stands where the cursor is not
       this.tip.style.left = isRight ? "auto" : `calc(${100 * part}% + 14px)`;
       this.tip.style.right = isRight ? `calc(${100 * (1 - part)}% + 14px)` : "auto";
-      this.tip.style.top = "8px";
+      this.tip.style.top = `calc(${(100 * y) / view.height}% + 10px)`;
     }
 
     showLines(value) {
       const x = place(this.told.x, value);
+      const y = this.told.y;
       const found = [];
       for (const series of this.shown) {
         const i = nearest(this.told.x, series.x, x);
         // A line that ends earlier, or is elsewhere in a gap, says nothing here.
         if (i < 0 || series.y[i] === null || Math.abs(place(this.told.x, series.x[i]) - x) > 12) continue;
-        const band = series.low.length ? `  (${inWords(series.low[i])} to ${inWords(series.high[i])})` : "";
-        found.push([series.y[i], line(series.colour, series.name, inWords(series.y[i]) + band)]);
+        const band = series.low.length ? ` (${inWords(y, series.low[i])} to ${inWords(y, series.high[i])})` : "";
+        found.push([series.y[i], line(series.colour, series.name, inWords(y, series.y[i]) + band)]);
       }
       found.sort((a, b) => b[0] - a[0]);
-      this.tip.replaceChildren(heading(`${this.told.xLabel.split(",")[0]} ${inWords(value)}`), ...found.map((each) => each[1]));
+      this.tip.replaceChildren(heading(`${this.told.xLabel.split(",")[0]} ${inWords(this.told.x, value)}`), ...found.map((each) => each[1]));
       this.cursor.setAttribute("d", `M${x} ${this.told.y.start}V${this.told.y.end}`);
-      return x;
+      return [x, 0];
     }
 
     showPoint(series) {
-      const withError = (value, error) => inWords(value) + (error ? ` ± ${Number(error.toPrecision(2))}` : "");
+      const withError = (axis, value, error) => inWords(axis, value) + (error ? ` ± ${Number(error.toPrecision(2))}` : "");
       const [x, y] = [place(this.told.x, series.x), place(this.told.y, series.y)];
       const name = line(series.colour, series.name, "");
       const rows = [
-        line("", this.told.yLabel.split(",")[0], withError(series.y, series.yError)),
-        line("", this.told.xLabel.split(",")[0], withError(series.x, series.xError)),
+        line("", this.told.yLabel.split(",")[0], withError(this.told.y, series.y, series.yError)),
+        line("", this.told.xLabel.split(",")[0], withError(this.told.x, series.x, series.xError)),
       ];
       this.tip.replaceChildren(name, ...rows);
       this.cursor.setAttribute("d", `M${x} ${this.told.y.start}V${y}M${this.told.x.start} ${y}H${x}`);
-      return x;
+      return [x, y];
     }
 
     clear() {
