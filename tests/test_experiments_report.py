@@ -177,6 +177,36 @@ def test_partial_and_broken_runs_are_told(tmp_path: Path) -> None:
     assert "sfe" in page.text  # a broken evaluation does not hide its run
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e308", "-1e200", "0.0"])
+def test_runs_that_diverged_are_reported(tmp_path: Path, number: str) -> None:
+    for seed in range(2):
+        path = make_run(tmp_path / str(seed), [-3.0, 77.0, 77.0], seed=seed, calls=77.0, test={"accuracy": 77.0})
+        for file in (path / "metrics.jsonl", path / "evaluation.json"):
+            file.write_text(file.read_text().replace("77.0", number))
+    make_run(tmp_path / "good", [-3.0, -2.5, -2.0], method="dense")
+    page = read(report.write_report([tmp_path], tmp_path / "page.html"))
+    assert not [text for text in page.data if "NaN" in text and text.startswith("{")]  # which is no JSON
+    assert "dense" in page.text
+
+
+def test_a_run_of_another_version_is_reported(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "a", [-3.0] * 3)
+    lines = (path / "metrics.jsonl").read_text().replace('"elbo"', '"another"')
+    (path / "metrics.jsonl").write_text(lines)
+    assert "validation another" in read(report.write_report([tmp_path], tmp_path / "page.html")).text
+
+
+@pytest.mark.parametrize("change", [{"epochs": "many"}, {"method": ["sparse"]}, {"bits": "six"}, {"method": None}])
+def test_odd_options_do_not_stop_the_report(tmp_path: Path, change: dict[str, Any]) -> None:
+    make_run(tmp_path / "good", [-3.0] * 3)
+    config = json.loads((make_run(tmp_path / "odd", [-3.0] * 3, seed=1) / "config.json").read_text())
+    config["args"] |= change
+    (tmp_path / "odd" / "config.json").write_text(json.dumps(config))
+    page = read(report.write_report([tmp_path], tmp_path / "page.html"))
+    assert "odd/config.json does not say what a run was told" in page.text
+    assert "1 run, read on" in page.text
+
+
 def test_finished_seeds_alone_count(tmp_path: Path) -> None:
     make_run(tmp_path / "a", [-9.0, -9.0, -2.0], seed=0)
     make_run(tmp_path / "b", [-9.0], seed=1)

@@ -29,7 +29,9 @@ def statistic(values: Sequence[float]) -> Statistic:
     mean = sum(values) / n
     if n == 1:
         return Statistic(mean, None, n)
-    return Statistic(mean, math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1) / n), n)
+    # A power of a float that is too large is an error, a product is infinite: a run that diverged is reported, too.
+    squares = sum((value - mean) * (value - mean) for value in values)
+    return Statistic(mean, math.sqrt(squares / (n - 1) / n), n)
 
 
 @dataclass(frozen=True)

@@ -129,10 +129,8 @@ def _time_figure(section: Section, drawn: Sequence[_Drawn]) -> Figure:
     label, qualities = f"test {column.heading}", [column.statistic(each.summary.records) for each in drawn]
     if None in qualities:
         factor, name = _CRITERIA.get(section.experiment, (1, section.criterion))
-        label, qualities = (
-            f"validation {name}",
-            [_times(factor, each.summary.validation[section.criterion]) for each in drawn],
-        )
+        label = f"validation {name}"
+        qualities = [_times(factor, each.summary.validation.get(section.criterion)) for each in drawn]
     series = [each.mark(each.summary.seconds, quality) for each, quality in zip(drawn, qualities, strict=True) if quality]
     is_wide = _is_wide([each.point.x.mean for each in series if each.point])
     note = "Marks are means over seeds after the last epoch, with standard errors; a single seed has none."
@@ -140,7 +138,9 @@ def _time_figure(section: Section, drawn: Sequence[_Drawn]) -> Figure:
     return Figure("Time and quality", note, x_label, label, series, x_is_logarithmic=is_wide)
 
 
-def _times(factor: int, found: Statistic) -> Statistic:
+def _times(factor: int, found: Statistic | None) -> Statistic | None:
+    if found is None:
+        return None
     return Statistic(factor * found.mean, None if found.error is None else abs(factor) * found.error, found.n)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 # The part of a range that is left free at each end.
 _MARGIN = 0.05
+# What is larger, or nearer to zero on a logarithmic scale, is as good as infinite.
+_LIMIT = 1e100
 
 
 class Scale:
@@ -67,12 +69,12 @@ class Scale:
 
 
 def can_show(value: float, *, is_logarithmic: bool = False) -> bool:
-    """Whether a value is finite, and positive where it has to be.
+    """Whether a value is finite, even with the margin around it, and positive where it has to be.
 
     >>> can_show(0.0), can_show(0.0, is_logarithmic=True)
     (True, False)
     """
-    return math.isfinite(value) and (value > 0 or not is_logarithmic)
+    return abs(value) < _LIMIT and (value > 1 / _LIMIT or not is_logarithmic)
 
 
 def _round_ticks(low: float, high: float, n: int) -> list[float]:
