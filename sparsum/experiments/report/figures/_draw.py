@@ -94,7 +94,7 @@ def _marks(frame: Frame, series: Series) -> list[Markup]:
     places = [place for place in map(frame.place, series.x, series.y) if place and frame.holds(*place)]
     if len(places) > _MAX_ALL_MARKED:  # elsewhere on each line, so that lines that run together are told apart
         step = len(places) / _N_MARKED
-        places = [places[int(step * (i + (0.2 + 0.37 * series.style) % 1))] for i in range(_N_MARKED)]
+        places = [places[int(step * (i + (0.1 + 0.618 * series.style) % 1))] for i in range(_N_MARKED)]
     return [mark(series.style, *place) for place in places]
 
 

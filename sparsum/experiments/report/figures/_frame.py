@@ -44,10 +44,11 @@ class Frame:
         later = [pair for pair in _pairs(figure.series, _BEGINNING) if _can_show(pair, *logarithmic)]
         (x, y), (later_x, later_y) = (_scales(figure, some) for some in (pairs, later or pairs))
         is_cut = _is_small(later_y, y) or (figure.has_points and _is_small(later_x, x))
-        if is_cut:  # of lines over epochs or calls all places are shown, though not all values
-            x, y = later_x if figure.has_points else x, later_y
+        is_of_epochs = figure.x_label == "epoch"
+        if is_cut:  # all epochs are shown, though not all values
+            x, y = x if is_of_epochs else later_x, later_y
         note = "The first epochs are in part outside of the frame." if is_cut else ""
-        return cls(x, y, note, figure.x_label == "epoch")
+        return cls(x, y, note, is_of_epochs)
 
     @property
     def rectangle(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Which figures the runs of an experiment have: those of the paper, and time against quality."""
+"""Which figures the runs of an experiment have: those of the paper, and quality against its cost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from sparsum.experiments.report.figures._figure import Figure, Point, Series
 
 # Numbers that differ by more than this are drawn on a logarithmic scale, or the small ones could not be told apart.
 _MAX_LINEAR_RATIO = 20
-_BAND = "Lines are means over seeds, bands ± one standard error; a single seed has no band."
 # How the paper draws what settings are chosen by: a factor and a label.
 _CRITERIA = {
     "ssvae": (1, "ELBO, nats"),
@@ -75,19 +74,19 @@ def figures_of(section: Section) -> list[Figure]:
     found.append(_calls_figure(section, drawn))
     if section.experiment == "bitvector-vae":
         found.append(_rate_distortion_figure(drawn))
-    return [figure for figure in [*found, _time_figure(section, drawn)] if figure.series]
+    return [figure for figure in [*found, *_cost_figures(section, drawn)] if figure.series]
 
 
 def _criterion_figure(section: Section, drawn: Sequence[_Drawn]) -> Figure:
     factor, label = _CRITERIA.get(section.experiment, (1, section.criterion))
     series = [each.line(metric_curve(each.summary, section.criterion, factor)) for each in drawn]
-    return Figure(f"Validation {label.partition(',')[0]} over epochs", _BAND + _thinned(drawn), "epoch", label, series)
+    return Figure(f"Validation {label.partition(',')[0]} over epochs", _line_note(drawn), "epoch", label, series)
 
 
 def _accuracy_figure(drawn: Sequence[_Drawn]) -> Figure:
     have = [each for each in drawn if "accuracy" in each.summary.validation]
     series = [each.line(metric_curve(each.summary, "accuracy", 100)) for each in have]
-    return Figure("Validation accuracy over epochs", _BAND + _thinned(drawn), "epoch", "accuracy, %", series)
+    return Figure("Validation accuracy over epochs", _line_note(drawn), "epoch", "accuracy, %", series)
 
 
 def _calls_figure(section: Section, drawn: Sequence[_Drawn]) -> Figure:
@@ -105,7 +104,7 @@ def _elbo_by_calls_figure(section: Section, drawn: Sequence[_Drawn]) -> Figure:
     is_wide = _is_wide([value for each in series for value in each.x])
     x_label = f"decoder calls per example, summed over epochs{', logarithmic' * is_wide}"
     title = "Validation negative ELBO over decoder calls"
-    return Figure(title, _BAND + _thinned(drawn), x_label, y_label, series, x_is_logarithmic=is_wide)
+    return Figure(title, _line_note(drawn), x_label, y_label, series, x_is_logarithmic=is_wide)
 
 
 def _rate_distortion_figure(drawn: Sequence[_Drawn]) -> Figure:
@@ -123,19 +122,31 @@ def _rate_distortion_figure(drawn: Sequence[_Drawn]) -> Figure:
     return Figure("Rate and distortion", note + _thinned(drawn), "rate, nats", "distortion, nats", series)
 
 
-def _time_figure(section: Section, drawn: Sequence[_Drawn]) -> Figure:
-    """Seconds against the first test metric; where a method has none, all are shown by the validation criterion."""
-    column = columns_of(section.experiment)[0]
-    label, qualities = f"test {column.heading}", [column.statistic(each.summary.records) for each in drawn]
-    if None in qualities:
-        factor, name = _CRITERIA.get(section.experiment, (1, section.criterion))
-        label = f"validation {name}"
-        qualities = [_times(factor, each.summary.validation.get(section.criterion)) for each in drawn]
-    series = [each.mark(each.summary.seconds, quality) for each, quality in zip(drawn, qualities, strict=True) if quality]
-    is_wide = _is_wide([each.point.x.mean for each in series if each.point])
+def _cost_figures(section: Section, drawn: Sequence[_Drawn]) -> list[Figure]:
+    """Quality against seconds, which depend on the machine, and against decoder calls, which do not."""
+    label, qualities = _qualities(section, drawn)
     note = "Marks are means over seeds after the last epoch, with standard errors; a single seed has none."
-    x_label = f"seconds of training{', logarithmic' * is_wide}"
-    return Figure("Time and quality", note, x_label, label, series, x_is_logarithmic=is_wide)
+    found = []
+    for title, x_label, costs in (
+        ("Time and quality", "seconds of training", [each.summary.seconds for each in drawn]),
+        ("Decoder calls and quality", "calls per example, mean over epochs", [each.summary.calls for each in drawn]),
+    ):
+        triples = zip(drawn, costs, qualities, strict=True)
+        series = [each.mark(cost, quality) for each, cost, quality in triples if quality is not None]
+        is_wide = _is_wide([cost.mean for cost in costs])
+        full_label = f"{x_label}{', logarithmic' * is_wide}"
+        found.append(Figure(title, note, full_label, label, series, x_is_logarithmic=is_wide))
+    return found
+
+
+def _qualities(section: Section, drawn: Sequence[_Drawn]) -> tuple[str, list[Statistic | None]]:
+    """The first test metric; where a method has none, the validation criterion of all."""
+    column = columns_of(section.experiment)[0]
+    tested = [column.statistic(each.summary.records) for each in drawn]
+    if None not in tested:
+        return f"test {column.heading}", tested
+    factor, name = _CRITERIA.get(section.experiment, (1, section.criterion))
+    return f"validation {name}", [_times(factor, each.summary.validation.get(section.criterion)) for each in drawn]
 
 
 def _times(factor: int, found: Statistic | None) -> Statistic | None:
@@ -153,6 +164,12 @@ def _is_wide(values: Sequence[float]) -> bool:
     """Whether positive numbers differ so much that a logarithmic scale is needed."""
     finite = [value for value in values if math.isfinite(value)]
     return bool(finite) and min(finite) > 0 and max(finite) > _MAX_LINEAR_RATIO * min(finite)
+
+
+def _line_note(drawn: Sequence[_Drawn]) -> str:
+    if all(len(each.summary.records) == 1 for each in drawn):
+        return f"Each line is a single run.{_thinned(drawn)}"
+    return f"Lines are means over seeds, bands ± one standard error; a single seed has no band.{_thinned(drawn)}"
 
 
 def _thinned(drawn: Sequence[_Drawn]) -> str:
