@@ -15,6 +15,8 @@ from rich.console import Console
 
 from sparsum.experiments import report
 from sparsum.experiments.registry import WrongUseError, make_args
+from sparsum.experiments.report._comparison import compare
+from sparsum.experiments.report._html import json_script
 from sparsum.experiments.report.figures import Figure, Point, Series, draw, figures_of
 from sparsum.experiments.running import run
 from sparsum.experiments.runs import RunFolder
@@ -249,6 +251,15 @@ def test_lines_are_drawn_within_their_frame(n_lines: int, values: list[float], *
     assert_within(root)
 
 
+def test_a_spike_does_not_flatten_a_figure() -> None:
+    values = [float(i % 10) for i in range(100)]
+    values[0], values[60] = 500.0, 1e6
+    drawn = draw(Figure("title", "note", "epoch", "y", [Series("a", 0, list(range(1, 101)), values)]), "one")
+    assert "of the first epochs or of spikes, are outside" in drawn
+    heights = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", drawn)]
+    assert max(heights) - min(y for y in heights if y > 0) > 200
+
+
 @pytest.mark.parametrize("n", [1, 11])
 @pytest.mark.parametrize("value", [0.0, 1e-7, 3.5, 2e9])
 def test_points_are_drawn_within_their_frame(n: int, value: float) -> None:
@@ -315,3 +326,30 @@ def test_long_runs_are_thinned_and_grids_folded(tmp_path: Path) -> None:
     assert "All settings (21 rows)" in page.text
     assert "Of 2000 epochs 250 are drawn." in page.text
     assert len(file.read_text()) < 200_000
+
+
+def test_scripts_and_styles_end_no_element() -> None:
+    files = list((Path(report.__file__).parent / "page").iterdir())
+    assert {file.suffix for file in files} == {".js", ".css"}
+    for file in files:
+        assert not re.search(r"</(script|style)|<!--", file.read_text()), file
+
+
+def test_long_tables_show_the_best_of_the_evaluated_settings(tmp_path: Path) -> None:
+    for i in range(18):
+        test = {"accuracy": 0.5 + 0.01 * i} if i < 9 else None
+        make_run(tmp_path / str(i), [float(i)] * 3, lr=0.001 * (i + 1), test=test)
+    (section,), _ = report.read_sections([tmp_path])
+    table = compare(section, best_only=True)
+    # The best on the validation data is the last; of those that were evaluated it is the ninth.
+    assert [(row[0].text, row[1].text) for row in table.rows] == [("sparse (lr 0.009)", "58.00")]
+    assert "Not averaged, 9 runs" in table.notes[-1]
+    assert len(compare(section).rows) == 18
+
+
+@pytest.mark.parametrize("text", ["</script><script>alert(1)</script>", "<!--", "\u2028", "&lt;", "\"'"])
+def test_numbers_for_scripts_are_escaped(text: str) -> None:
+    script = json_script({text: [text]})
+    inside = script.removeprefix('<script type="application/json">').removesuffix("</script>")
+    assert not set("<>&\u2028\u2029") & set(inside)
+    assert json.loads(inside) == {text: [text]}

@@ -85,8 +85,8 @@ def _section(section: Section, name: str) -> Markup:
     return element("section", joined(parts), id=name)
 
 
-def _latent(section: Section) -> Markup:  # noqa: ARG001
-    """The place of views of the latent variables: none yet."""
+def _latent(section: Section) -> Markup:  # noqa: ARG001 - views will be made of it
+    """Views of the latent variables: their place on the page, where none stands yet."""
     return Markup("")
 
 

@@ -14,8 +14,9 @@ WIDTH, HEIGHT = 660, 380
 LEFT, TOP = 66, 14
 # Beside lines there are names, beside points there is only room for half of one.
 _RIGHT_OF_LINES, _RIGHT_OF_POINTS, _BOTTOM = 512, 640, 328
-# The beginning of training is left outside where it would take more than half of the picture.
-_BEGINNING, _MIN_LENGTH = 0.1, 20
+# The beginning of training and rare spikes are left outside where they would take more than half of the picture.
+_BEGINNING, _RARE, _MIN_LENGTH = 0.1, 0.01, 20
+_Pair = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -36,18 +37,18 @@ class Frame:
 
     @classmethod
     def of(cls, figure: Figure) -> Self | None:
-        """The axes that show all of a figure, or all but the beginning of training; None if there is nothing to show."""
-        logarithmic = figure.x_is_logarithmic, figure.y_is_logarithmic
-        pairs = [pair for pair in _pairs(figure.series, 0.0) if _can_show(pair, *logarithmic)]
+        """The axes that show all of a figure, or all but its beginning and spikes; None if there is nothing to show."""
+        lines, points = _on_lines(figure.series, 0.0), _on_points(figure.series)
+        pairs = _shown(figure, lines + points)
         if not pairs:
             return None
-        later = [pair for pair in _pairs(figure.series, _BEGINNING) if _can_show(pair, *logarithmic)]
-        (x, y), (later_x, later_y) = (_scales(figure, some) for some in (pairs, later or pairs))
-        is_cut = _is_small(later_y, y) or (figure.has_points and _is_small(later_x, x))
+        most = _without_spikes(_shown(figure, _on_lines(figure.series, _BEGINNING))) + _shown(figure, points)
+        (x, y), (most_x, most_y) = (_scales(figure, some) for some in (pairs, most or pairs))
+        is_cut = _is_small(most_y, y) or (figure.has_points and _is_small(most_x, x))
         is_of_epochs = figure.x_label == "epoch"
         if is_cut:  # all epochs are shown, though not all values
-            x, y = x if is_of_epochs else later_x, later_y
-        note = "The first epochs are in part outside of the frame." if is_cut else ""
+            x, y = x if is_of_epochs else most_x, most_y
+        note = "Some values, of the first epochs or of spikes, are outside of the frame." if is_cut else ""
         return cls(x, y, note, is_of_epochs)
 
     @property
@@ -105,9 +106,25 @@ class Frame:
         return sorted({float(max(1, round(tick))) for tick in ticks if round(tick) <= self.x.high})
 
 
-def _can_show(pair: tuple[float, float], x_is_logarithmic: bool, y_is_logarithmic: bool) -> bool:
-    x, y = pair
-    return can_show(x, is_logarithmic=x_is_logarithmic) and can_show(y, is_logarithmic=y_is_logarithmic)
+def _shown(figure: Figure, pairs: Sequence[_Pair]) -> list[_Pair]:
+    """The pairs that have a place."""
+    return [
+        (x, y)
+        for x, y in pairs
+        if can_show(x, is_logarithmic=figure.x_is_logarithmic) and can_show(y, is_logarithmic=figure.y_is_logarithmic)
+    ]
+
+
+def _without_spikes(pairs: Sequence[_Pair]) -> list[_Pair]:
+    """The pairs but those few whose values are far from nearly all others."""
+    if len(pairs) < _MIN_LENGTH:
+        return list(pairs)
+    values = sorted(y for _, y in pairs)
+    n_rare = math.ceil(_RARE * len(values))
+    low, high = values[n_rare], values[-1 - n_rare]
+    if low == high:  # all that there is to see
+        return list(pairs)
+    return [(x, y) for x, y in pairs if 2 * low - high <= y <= 2 * high - low]
 
 
 def _is_small(part: Scale, whole: Scale) -> bool:
@@ -123,14 +140,20 @@ def _scales(figure: Figure, pairs: Sequence[tuple[float, float]]) -> tuple[Scale
     )
 
 
-def _pairs(series: Sequence[Series], beginning: float) -> list[tuple[float, float]]:
-    """All that is to be seen: lines, edges of bands, points with their errors; long lines without their beginning."""
-    found = []
+def _on_lines(series: Sequence[Series], beginning: float) -> list[_Pair]:
+    """Lines and edges of bands; long ones without a part at their beginning."""
+    found: list[_Pair] = []
     for each in series:
         skipped = math.ceil(beginning * len(each.x)) if len(each.x) > _MIN_LENGTH else 0
         for values in filter(None, (each.y, each.low, each.high)):
             found += list(zip(each.x, values, strict=True))[skipped:]
-        if each.point:
-            x, y = each.point.x, each.point.y
-            found += [(x.mean + i * (x.error or 0), y.mean + j * (y.error or 0)) for i in (-1, 0, 1) for j in (-1, 0, 1)]
+    return found
+
+
+def _on_points(series: Sequence[Series]) -> list[_Pair]:
+    """Points, and the ends of the bars of their errors."""
+    found: list[_Pair] = []
+    for point in filter(None, (each.point for each in series)):
+        x, y = point.x, point.y
+        found += [(x.mean + i * (x.error or 0), y.mean + j * (y.error or 0)) for i in (-1, 0, 1) for j in (-1, 0, 1)]
     return found
