@@ -4,10 +4,10 @@ BIN := .venv/bin
 READY := .venv/.ready
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-all check format bench clean
+.PHONY: help demo test test-browser test-all check format bench clean
 
 help: ## Show the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("sparsum needs Python 3.11 or newer; run make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
@@ -27,8 +27,12 @@ check: $(READY) ## Format, lint, types and import contracts
 test: check ## All checks, and all tests that need neither a browser nor minutes each
 	$(BIN)/python -m pytest --numprocesses=2 --quiet
 
-test-all: test demo ## All of it, the demo, pages in a browser, and recorded runs made again
-	$(BIN)/python -m pytest --quiet -m "slow or browser"
+test-browser: $(READY) ## The page of `sparsum report` in a browser: a chromium that is installed, or playwright's own
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,browser]'
+	$(BIN)/python -m pytest --quiet -rs -m browser tests/browser
+
+test-all: test test-browser demo ## All of it, the page in a browser, the demo, and recorded runs made again
+	$(BIN)/python -m pytest --quiet -rs -m slow
 
 format: $(READY) ## Format and fix what can be fixed
 	$(BIN)/ruff format .

@@ -15,7 +15,9 @@ from rich.console import Console
 
 from sparsum.experiments import report
 from sparsum.experiments.registry import WrongUseError, make_args
-from sparsum.experiments.report._chart import chart
+from sparsum.experiments.report._comparison import compare
+from sparsum.experiments.report._html import json_script
+from sparsum.experiments.report.figures import Figure, Point, Series, draw, figures_of
 from sparsum.experiments.running import run
 from sparsum.experiments.runs import RunFolder
 
@@ -31,6 +33,7 @@ class Reader(HTMLParser):
         self.seen: set[str] = set()
         self.attributes: list[tuple[str, str | None]] = []
         self.text = ""
+        self.data: list[str] = []  # of scripts and styles, which is no text
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.seen.add(tag)
@@ -42,7 +45,10 @@ class Reader(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        self.text += data
+        if self.open and self.open[-1] in {"script", "style"}:
+            self.data.append(data)
+        else:
+            self.text += data
 
 
 def read(file: Path) -> Reader:
@@ -96,7 +102,11 @@ def test_statistics_by_hand(tmp_path: Path) -> None:
     assert summary.validation["elbo"].mean == -3.0
     assert summary.validation["elbo"].error == pytest.approx(math.sqrt(7 / 3))
     assert set(summary.test) == {"elbo"}  # the standard error within a run is none of the metrics
-    assert summary.curve("elbo") == [-9.0, -9.0, -3.0]
+    elbo, *_ = figures_of(section)
+    (line,) = elbo.series
+    assert (line.x, line.y) == ([1, 2, 3], [-9.0, -9.0, -3.0])
+    assert line.low == pytest.approx([-9.0, -9.0, -3.0 - math.sqrt(7 / 3)])
+    assert line.high == pytest.approx([-9.0, -9.0, -3.0 + math.sqrt(7 / 3)])
     assert (summary.calls.mean, summary.seconds.mean, summary.n_finished) == (2.0, 4.5, 3)
     assert "-3 ±1.5" in shown(tmp_path)
     assert report.statistic([4.0]).error is None
@@ -130,13 +140,15 @@ def test_page_is_whole_escaped_and_asks_for_nothing(tmp_path: Path) -> None:
     (tmp_path / "a" / "config.json").write_text(json.dumps(config))
     file = report.write_report([tmp_path], tmp_path / "page.html")
     page = read(file)
-    assert not page.seen & {"script", "img", "link", "iframe", "b"}
-    assert not {name for name, _ in page.attributes} & {"src", "href", "onload", "onclick"}
+    assert not page.seen & {"img", "link", "iframe", "b"}
+    assert {value for name, value in page.attributes if name in {"src", "href", "onload", "onclick"}} == set()
+    assert not any("<" in text for text in page.data if text.startswith("{"))
     assert evil in page.text
     assert '"><img src=x>' in page.text
     assert f"sparsum train '{evil.replace(chr(39), chr(39) + chr(34) + chr(39) + chr(34) + chr(39))}'" in page.text
-    assert "url(" not in file.read_text()
-    assert not re.search(r"https?://", file.read_text())
+    assert set(re.findall(r"url\(.", file.read_text())) == {"url(#"}
+    # The name of SVG is no address that is asked for.
+    assert set(re.findall(r"https?://[^\"']*", file.read_text())) == {"http://www.w3.org/2000/svg"}
     assert evil in shown(tmp_path)  # and a bracket is no markup in the terminal
     assert not list(tmp_path.glob(".page.html*"))
 
@@ -167,6 +179,36 @@ def test_partial_and_broken_runs_are_told(tmp_path: Path) -> None:
     assert "sfe" in page.text  # a broken evaluation does not hide its run
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e308", "-1e200", "0.0"])
+def test_runs_that_diverged_are_reported(tmp_path: Path, number: str) -> None:
+    for seed in range(2):
+        path = make_run(tmp_path / str(seed), [-3.0, 77.0, 77.0], seed=seed, calls=77.0, test={"accuracy": 77.0})
+        for file in (path / "metrics.jsonl", path / "evaluation.json"):
+            file.write_text(file.read_text().replace("77.0", number))
+    make_run(tmp_path / "good", [-3.0, -2.5, -2.0], method="dense")
+    page = read(report.write_report([tmp_path], tmp_path / "page.html"))
+    assert not [text for text in page.data if "NaN" in text and text.startswith("{")]  # which is no JSON
+    assert "dense" in page.text
+
+
+def test_a_run_of_another_version_is_reported(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "a", [-3.0] * 3)
+    lines = (path / "metrics.jsonl").read_text().replace('"elbo"', '"another"')
+    (path / "metrics.jsonl").write_text(lines)
+    assert "validation another" in read(report.write_report([tmp_path], tmp_path / "page.html")).text
+
+
+@pytest.mark.parametrize("change", [{"epochs": "many"}, {"method": ["sparse"]}, {"bits": "six"}, {"method": None}])
+def test_odd_options_do_not_stop_the_report(tmp_path: Path, change: dict[str, Any]) -> None:
+    make_run(tmp_path / "good", [-3.0] * 3)
+    config = json.loads((make_run(tmp_path / "odd", [-3.0] * 3, seed=1) / "config.json").read_text())
+    config["args"] |= change
+    (tmp_path / "odd" / "config.json").write_text(json.dumps(config))
+    page = read(report.write_report([tmp_path], tmp_path / "page.html"))
+    assert "odd/config.json does not say what a run was told" in page.text
+    assert "1 run, read on" in page.text
+
+
 def test_finished_seeds_alone_count(tmp_path: Path) -> None:
     make_run(tmp_path / "a", [-9.0, -9.0, -2.0], seed=0)
     make_run(tmp_path / "b", [-9.0], seed=1)
@@ -190,21 +232,124 @@ def test_no_run_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("n_lines", [1, 3, 20])
-@pytest.mark.parametrize("values", [[1.0], [2.0, 2.0], [0.0, 0.0], [-1e-9, 3e9, math.nan, 4.0], [5.0, 500.0] * 300])
+@pytest.mark.parametrize("values", [[1.0], [2.0, 2.0], [0.0, 0.0], [-1e-9, 3e9, math.nan, 4.0], [5.0, 500.0] * 100])
 @pytest.mark.parametrize("is_logarithmic", [True, False])
-def test_charts_are_drawn_within_their_frame(n_lines: int, values: list[float], *, is_logarithmic: bool) -> None:
-    drawn = chart("a < b", "y", {f"line {i}": values for i in range(n_lines)}, is_logarithmic=is_logarithmic)
-    root = xml.etree.ElementTree.fromstring(drawn)
-    if root.tag == "p":
-        assert is_logarithmic
-        assert max(value for value in values if math.isfinite(value)) <= 0
+def test_lines_are_drawn_within_their_frame(n_lines: int, values: list[float], *, is_logarithmic: bool) -> None:
+    epochs = list(range(1, len(values) + 1))
+    lines = [Series(f"line {i}", i, epochs, values, values, values) for i in range(n_lines)]
+    root = parse(draw(Figure("a < b", "a note", "epoch", "y", lines, y_is_logarithmic=is_logarithmic), "one"))
+    shown = [value for value in values if math.isfinite(value) and (value > 0 or not is_logarithmic)]
+    if not shown:
+        assert "Nothing to draw" in "".join(root.itertext())
         return
-    _, _, width, height = map(float, root.attrib["viewBox"].split())
-    lines = [each for each in root.iter("path") if "h24" not in each.attrib["d"]]
-    assert len(lines) == n_lines
-    for line in lines:
-        points = [tuple(map(float, point[1:].split())) for point in re.findall(r"[ML][^ML]+", line.attrib["d"])]
-        assert len(points) == sum(math.isfinite(value) and (value > 0 or not is_logarithmic) for value in values)
-        assert all(64 <= x <= 470 and 34 <= y <= 252 for x, y in points)
-    texts = [each for each in root.iter("text") if "transform" not in each.attrib]
-    assert all(0 < float(each.attrib["x"]) < width and 0 < float(each.attrib["y"]) < height for each in texts)
+    paths = [each for each in root.iter("path") if each.attrib["class"] == "line"]
+    assert len(paths) == n_lines
+    for path in paths:
+        points = [tuple(map(float, point[1:].split())) for point in re.findall(r"[ML][^ML]+", path.attrib["d"])]
+        assert len(points) == len(shown)
+        assert all(66 <= x <= 512 and 14 <= y <= 328 for x, y in points)
+    assert_within(root)
+
+
+def test_a_spike_does_not_flatten_a_figure() -> None:
+    values = [float(i % 10) for i in range(100)]
+    values[0], values[60] = 500.0, 1e6
+    drawn = draw(Figure("title", "note", "epoch", "y", [Series("a", 0, list(range(1, 101)), values)]), "one")
+    assert "of the first epochs or of spikes, are outside" in drawn
+    heights = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", drawn)]
+    assert max(heights) - min(y for y in heights if y > 0) > 200
+
+
+@pytest.mark.parametrize("n", [1, 11])
+@pytest.mark.parametrize("value", [0.0, 1e-7, 3.5, 2e9])
+def test_points_are_drawn_within_their_frame(n: int, value: float) -> None:
+    points = [Point(report.Statistic(value + i, 0.5, 3), report.Statistic(-value, None, 1)) for i in range(n)]
+    series = [Series(f"a long name of method {i}", i, point=point) for i, point in enumerate(points)]
+    root = parse(draw(Figure("title", "note", "x", "y", series), "one"))
+    assert len({each.attrib["transform"] for each in root.iter("path") if each.attrib["class"] == "mark"}) == n
+    assert_within(root)
+
+
+def parse(drawn: str) -> xml.etree.ElementTree.Element:
+    return xml.etree.ElementTree.fromstring(drawn)
+
+
+def assert_within(root: xml.etree.ElementTree.Element) -> None:
+    """All texts are in the picture, and none covers another of the same column."""
+    picture = next(root.iter("svg"))
+    _, _, width, height = map(float, picture.attrib["viewBox"].split())
+    texts = [each.attrib for each in picture.iter("text") if "transform" not in each.attrib]
+    assert all(0 < float(each["x"]) < width and 0 < float(each["y"]) < height for each in texts)
+    places = [(each["x"], each["y"]) for each in texts]
+    assert len(places) == len(set(places))
+
+
+def test_bands_of_calls_are_percentiles(tmp_path: Path) -> None:
+    for seed, shift in enumerate((0.0, 2.0)):
+        path = make_run(tmp_path / str(seed), [-1.0] * 3, seed=seed)
+        lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        for line in lines:
+            line["calls"] |= {"median": 3 + shift, "p10": 1 + shift, "p90": 8 + 2 * shift, "p25": 2.0, "p75": 4.0}
+        (path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (section,), _ = report.read_sections([tmp_path])
+    calls = next(figure for figure in figures_of(section) if "calls" in figure.title)
+    (line,) = calls.series
+    assert (line.y, line.low, line.high) == ([4.0] * 3, [2.0] * 3, [10.0] * 3)  # means over the two seeds
+    assert "from the 10th to the 90th percentile" in calls.note
+
+
+def test_bit_vectors_have_the_figures_of_the_paper(tmp_path: Path) -> None:
+    for seed, rate in enumerate((10.0, 14.0)):
+        folder = RunFolder(tmp_path / str(seed))
+        folder.create("bitvector-vae", make_args("bitvector-vae", "topk", {"epochs": 2, "bits": 32, "seed": seed}))
+        for epoch, calls in enumerate((10.0, 4.0)):
+            metrics = {"elbo": -100.0 - seed, "rate": rate - epoch, "distortion": 90.0}
+            folder.add_metrics({"epoch": epoch, "validation": metrics, "calls": {"mean": calls + seed}, "seconds": 1.5})
+    (section,), _ = report.read_sections([tmp_path])
+    assert section.title == "bitvector-vae on digits, 32 bits"
+    figures = {figure.title: figure for figure in figures_of(section)}
+    (elbo,) = figures["Validation negative ELBO over decoder calls"].series
+    assert (elbo.x, elbo.y) == ([10.5, 15.0], [100.5, 100.5])  # calls are summed, then averaged over seeds
+    (plane,) = figures["Rate and distortion"].series
+    assert (plane.x, plane.y) == ([12.0, 11.0], [90.0, 90.0])
+    assert plane.point == Point(report.Statistic(11.0, 2.0, 2), report.Statistic(90.0, 0.0, 2))
+    assert set(figures) > {"Validation negative ELBO over epochs", "Decoder calls at each epoch", "Time and quality"}
+
+
+def test_long_runs_are_thinned_and_grids_folded(tmp_path: Path) -> None:
+    for i in range(20):
+        make_run(tmp_path / str(i), [-1.0 - i] * 3, lr=0.001 * (i + 1))
+    make_run(tmp_path / "long", [-5.0] * 2000, method="dense", epochs=2000)
+    file = report.write_report([tmp_path], tmp_path / "page.html")
+    page = read(file)
+    assert "sparse: epochs 3, lr 0.001 (of 20)" in page.text
+    assert "All settings (21 rows)" in page.text
+    assert "Of 2000 epochs 250 are drawn." in page.text
+    assert len(file.read_text()) < 200_000
+
+
+def test_scripts_and_styles_end_no_element() -> None:
+    files = list((Path(report.__file__).parent / "page").iterdir())
+    assert {file.suffix for file in files} == {".js", ".css"}
+    for file in files:
+        assert not re.search(r"</(script|style)|<!--", file.read_text()), file
+
+
+def test_long_tables_show_the_best_of_the_evaluated_settings(tmp_path: Path) -> None:
+    for i in range(18):
+        test = {"accuracy": 0.5 + 0.01 * i} if i < 9 else None
+        make_run(tmp_path / str(i), [float(i)] * 3, lr=0.001 * (i + 1), test=test)
+    (section,), _ = report.read_sections([tmp_path])
+    table = compare(section, best_only=True)
+    # The best on the validation data is the last; of those that were evaluated it is the ninth.
+    assert [(row[0].text, row[1].text) for row in table.rows] == [("sparse (lr 0.009)", "58.00")]
+    assert "Not averaged, 9 runs" in table.notes[-1]
+    assert len(compare(section).rows) == 18
+
+
+@pytest.mark.parametrize("text", ["</script><script>alert(1)</script>", "<!--", "\u2028", "&lt;", "\"'"])
+def test_numbers_for_scripts_are_escaped(text: str) -> None:
+    script = json_script({text: [text]})
+    inside = script.removeprefix('<script type="application/json">').removesuffix("</script>")
+    assert not set("<>&\u2028\u2029") & set(inside)
+    assert json.loads(inside) == {text: [text]}

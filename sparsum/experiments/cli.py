@@ -237,20 +237,24 @@ def report(
         list[pathlib.Path], typer.Argument(metavar="RUNS...", help="Folders of runs or of their records, or above them.")
     ],
     *,
-    out: Annotated[pathlib.Path | None, typer.Option(help="The page. [default: report.html in the first folder]")] = None,
+    out: Annotated[
+        pathlib.Path | None, typer.Option("--out", "-o", help="The page. [default: report.html in the first folder]")
+    ] = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print tables of test metrics beside the paper's, and write no page.")
     ] = False,
     latex: Annotated[bool, typer.Option("--latex", help="The same for an article in LaTeX.")] = False,
     data_dir: ViewDataDir = None,
 ) -> None:
-    """Write a page of tables and curves of all runs in some folders, or print tables for a README or an article.
+    """Write a page of tables and figures of all runs in some folders, or print tables for a README or an article.
 
-    The page also shows what the latent variables of the best run learned, where its folder has a checkpoint or 'sparsum
-    record --latent' kept it. Runs and the records of 'sparsum record' may be mixed. Printed tables have means and standard
-    errors over the seeds of finished and evaluated runs, the best in bold, what the paper reports, and the settings below.
+    Runs and the records of 'sparsum record' may be mixed. Tables have means and standard errors over the seeds of finished
+    and evaluated runs, the best in bold, what the paper reports, and the settings below. The page is one file that opens
+    without a network. It also has the figures of the paper: curves over epochs, decoder calls, rate and distortion, time;
+    and what the latent variables of the best run learned, where its folder has a checkpoint or 'sparsum record --latent'
+    kept it.
 
-    Example: sparsum report results --markdown
+    Example: sparsum report results -o report.html
     """
     if markdown or latex:
         if out is not None or (markdown and latex):

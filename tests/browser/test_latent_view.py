@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
+import importlib.resources
 import pathlib
 import re
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,19 +45,6 @@ def model(folder: pathlib.Path) -> Model:
     experiment, _ = restore_experiment(folder, device="cpu")
     assert isinstance(experiment, BitvectorVAE)
     return experiment.model
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """The system's Chromium; nothing is downloaded."""
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if program is None:
-        pytest.skip("there is no chromium on the path")
-    with api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture
@@ -208,7 +195,8 @@ def test_labels_of_a_kept_view_are_no_markup(
     assert base64.b64decode(content["weights"]) == view.weights
     changed = BitsView.from_json(latent.Fields(content)).markup()
     file = tmp_path / "page.html"
-    file.write_text(f'<!doctype html><meta charset="utf-8">{latent.latent_assets(changed)}<body>{changed}', encoding="utf-8")
+    script = (importlib.resources.files("sparsum.experiments.report") / "page" / "latent.js").read_text()
+    file.write_text(f'<!doctype html><meta charset="utf-8"><body>{changed}<script>{script}</script>', encoding="utf-8")
     opened = browser.new_page()
     opened.goto(file.as_uri())
     assert opened.locator(".latent-bits figcaption").first.text_content() == f"test image: {evil}"

@@ -14,7 +14,7 @@ from sparsum.experiments.report._records import RunRecord
 from sparsum.experiments.report._rows import Row, table_rows
 from sparsum.experiments.report._sections import Section, read_sections
 from sparsum.experiments.report._settings import settings_note
-from sparsum.experiments.report._summary import Statistic
+from sparsum.experiments.report._summary import Statistic, best_by_method
 
 
 @dataclass(frozen=True)
@@ -49,21 +49,20 @@ def read_comparisons(places: Iterable[pathlib.Path]) -> tuple[list[Comparison], 
         WrongUseError: if there is no run at all.
     """
     sections, problems = read_sections(places)
-    here = f"{pathlib.Path.cwd()}/"  # no reader of an article knows it
-    return [table for section in sections for table in _tables(section)], [text.replace(here, "") for text in problems]
+    return [compare(section) for section in sections], problems
 
 
-def _tables(section: Section) -> list[Comparison]:
-    """One table, or one for each number of bits."""
-    by_bits: dict[int | None, list[RunRecord]] = {}
-    for record in section.records:
-        by_bits.setdefault(record.args.get("bits"), []).append(record)
-    return [_table(section, bits, records) for bits, records in sorted(by_bits.items(), key=lambda item: item[0] or 0)]
+def compare(section: Section, *, best_only: bool = False) -> Comparison:
+    """The table of a section.
 
-
-def _table(section: Section, bits: int | None, records: list[RunRecord]) -> Comparison:
-    paper = paper_table(section.experiment, section.data, bits)
-    rows = table_rows(records, experiment_class(section.experiment).methods, paper.rows if paper else ())
+    Args:
+        section: the runs.
+        best_only: only the best setting of each method by the validation data has a row; runs of others that are not
+            averaged are still named.
+    """
+    paper = paper_table(section.experiment, section.data, section.bits)
+    every = table_rows(section.records, experiment_class(section.experiment).methods, paper.rows if paper else ())
+    rows = _best(every, section) if best_only else every
     columns = {"method": [Cell(row.label) for row in rows]}
     for column in columns_of(section.experiment):
         columns[column.heading] = _cells(column, rows)
@@ -74,14 +73,25 @@ def _table(section: Section, bits: int | None, records: list[RunRecord]) -> Comp
         _measures(section.data, rows),
         settings_note(section.experiment, rows),
         paper.note if paper else "",
-        _left_out(rows),
+        _left_out(every),
     ]
     return Comparison(
-        title=section.title if bits is None else f"{section.title}, {bits} bits",
+        title=section.title,
         header=list(columns),
         rows=[list(cells) for cells in zip(*columns.values(), strict=True)],
         notes=list(filter(None, notes)),
     )
+
+
+def _best(rows: Sequence[Row], section: Section) -> list[Row]:
+    """The rows of the best settings, and those of methods that have not been run or measured nothing.
+
+    Where some settings of a method were evaluated, it is the best of these.
+    """
+    tested = best_by_method([summary for summary in section.summaries if summary.test], section.criterion)
+    best = {summary.method: summary for summary in (*section.best, *tested)}
+    chosen = {record.path for summary in best.values() for record in summary.records}
+    return [row for row in rows if row.method not in best or any(run.path in chosen for run in (*row.runs, *row.left_out))]
 
 
 def _cells(column: Column, rows: Sequence[Row]) -> list[Cell]:

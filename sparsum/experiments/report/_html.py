@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import html
+import json
+
+# Signs that could end a script, or a line of one, in the text of JSON.
+_UNSAFE = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
 
 # Elements that hold nothing and are not closed.
 _VOID = {"img", "meta"}
@@ -31,6 +35,16 @@ def element(name: str, *children: str, **attributes: str | float) -> Markup:
 def joined(parts: list[Markup]) -> Markup:
     """Elements one after the other, each on a line of its own."""
     return Markup("\n".join(parts))
+
+
+def json_script(content: object) -> Markup:
+    r"""What a script of the page reads; no text within it can end the element.
+
+    >>> json_script({"name": "</script>"})
+    '<script type="application/json">{"name":"\\u003c/script\\u003e"}</script>'
+    """
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return element("script", Markup(text.translate(_UNSAFE)), type="application/json")
 
 
 def _attributes(attributes: dict[str, str | float]) -> str:

@@ -2,44 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import pathlib
 import time
 from collections.abc import Iterable, Sequence
 
 from sparsum.experiments._files import write_bytes
-from sparsum.experiments.report._chart import N_COLOURS, chart
-from sparsum.experiments.report._columns import columns_of
 from sparsum.experiments.report._html import Markup, element, joined
-from sparsum.experiments.report._paper import NOTHING, paper_table
+from sparsum.experiments.report._page_tables import metric_tables, tested_tables
 from sparsum.experiments.report._records import RunRecord
+from sparsum.experiments.report._rows import option_name, option_value
 from sparsum.experiments.report._sections import Section, read_sections
-from sparsum.experiments.report._tables import LEFT_ALIGNED, cells
-from sparsum.experiments.report.latent import latent_assets, latent_views
+from sparsum.experiments.report.figures import draw, figures_of, legend, styles_of
+from sparsum.experiments.report.latent import latent_views
 
-# Calls that differ by more than this are drawn on a logarithmic scale, or the small ones could not be told apart.
-_MAX_LINEAR_RATIO = 20
-
-_STYLE = Markup(
-    """
-:root { color-scheme: light dark; --text: #1c1e21; --soft: #5f6670; --rule: #d9dce1; --page: #fff; --shade: #f5f6f8;
-  --c0: #0b6bb5; --c1: #c8510a; --c2: #0a8060; --c3: #a8327d; --c4: #8a6d00; --c5: #5b4cc4; --c6: #b3261e; --c7: #4d5a66; }
-@media (prefers-color-scheme: dark) { :root { --text: #e6e8eb; --soft: #a0a7b1; --rule: #3a3f47; --page: #17191c;
-  --shade: #202327; --c0: #5fb0f0; --c1: #ff9a5c; --c2: #45c9a2; --c3: #e98ac8; --c4: #dcb93c; --c5: #a89df5;
-  --c6: #ff8a80; --c7: #aab6c2; } }
-body { margin: 2rem auto; max-width: 80rem; padding: 0 1rem; background: var(--page); color: var(--text);
-  font: 16px/1.5 system-ui, sans-serif; }
-h1, h2 { line-height: 1.2; font-weight: 600; } h2 { margin-top: 2.5rem; }
-p, li { max-width: 48rem; } .soft { color: var(--soft); }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.9rem; }
-th, td { padding: 0.35rem 0.8rem; text-align: right; border-bottom: 1px solid var(--rule); white-space: nowrap; }
-th { font-weight: 600; background: var(--shade); } th.name, td.name { text-align: left; }
-.charts { display: flex; flex-wrap: wrap; gap: 1rem; margin: 1.5rem 0; } svg { flex: 1 1 28rem; max-width: 42rem; }
-svg text { fill: var(--text); font: 12px system-ui, sans-serif; } svg .heading { font-weight: 600; }
-svg .grid { stroke: var(--rule); } svg .axis { stroke: var(--soft); } svg .line { fill: none; stroke-width: 2; }
-pre { background: var(--shade); padding: 0.8rem; overflow-x: auto; font-size: 0.85rem; }
-"""
-    + "".join(f".line.c{i} {{ stroke: var(--c{i}); }} .dot.c{i} {{ fill: var(--c{i}); }}\n" for i in range(N_COLOURS))
-)
+# The browser itself sees to it that the page asks for nothing, whatever is in it.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
 def write_report(runs: Iterable[pathlib.Path], out: pathlib.Path, data_dir: str | None = None) -> pathlib.Path:
@@ -61,72 +39,95 @@ def write_report(runs: Iterable[pathlib.Path], out: pathlib.Path, data_dir: str 
 
 def _page(sections: Sequence[Section], problems: Sequence[str], data_dir: str | None) -> str:
     n_runs = sum(len(section.records) for section in sections)
-    when = element("p", f"{n_runs} runs, read on {time.strftime('%Y-%m-%d at %H:%M')}.", class_="soft")
-    parts = [element("h1", "Runs"), when, *(_section(section, data_dir) for section in sections)]
-    if problems:
-        parts += [element("h2", "Left out"), element("ul", *(element("li", problem) for problem in problems))]
-    body = element("body", joined(parts))
-    style = element("style", _STYLE)
-    head = element("head", element("meta", charset="utf-8"), element("title", "sparsum: runs"), style, latent_assets(body))
-    return f'<!doctype html>\n<html lang="en">\n{head}\n{body}\n</html>\n'
-
-
-def _section(section: Section, data_dir: str | None) -> Markup:
-    """An experiment on a data set: the table, the curves, the commands."""
-    heading = element("h2", section.title)
-    commands = _commands(section.records)
-    if not section.summaries:
-        return joined([heading, element("p", "No epoch is finished yet."), commands])
-    note = (
-        f"Means ± standard errors over seeds, validation at the last epoch; the larger the {section.criterion} the better. "
-        "Training calls: of the decoder for each example, the mean over all epochs."
-    )
-    shown = [_table(section), _charts(section), latent_views(section, data_dir), commands]
-    return joined([heading, element("p", note, class_="soft"), *shown])
-
-
-def _table(section: Section) -> Markup:
-    columns = [*map(list, zip(*cells(section.summaries, section.criterion), strict=True)), *_paper_columns(section)]
-    header, *rows = zip(*columns, strict=True)
-    kinds = ["name" if name in LEFT_ALIGNED else "number" for name in header]
-
-    def line(kind: str, row: Sequence[str]) -> Markup:
-        return element("tr", *(element(kind, cell, class_=name) for cell, name in zip(row, kinds, strict=True)))
-
-    head = element("thead", line("th", header))
-    body = element("tbody", *(line("td", row) for row in rows))
-    return element("div", element("table", head, body), class_="wide")
-
-
-def _paper_columns(section: Section) -> list[list[str]]:
-    """What the paper reports of the methods, a column with its heading for each number."""
-    bits = [summary.records[0].args.get("bits") for summary in section.summaries]
-    papers = [paper_table(section.experiment, section.data, n) for n in bits]
-    columns = []
-    for column in columns_of(section.experiment):
-        pairs = zip(section.summaries, papers, strict=True)
-        numbers = [paper.number(summary.method, column.paper) if paper else NOTHING for summary, paper in pairs]
-        if set(numbers) != {NOTHING}:
-            columns.append([column.paper_heading, *numbers])
-    return columns
-
-
-def _charts(section: Section) -> Markup:
-    """The criterion and the calls over epochs, a line for the best setting of each method."""
-    best = section.best
-    quality = {summary.method: summary.curve(section.criterion) for summary in best}
-    calls = {summary.method: summary.calls_curve() for summary in best}
-    positive = [value for line in calls.values() for value in line if value > 0]
-    is_logarithmic = bool(positive) and max(positive) > _MAX_LINEAR_RATIO * min(positive)
-    label = "calls, logarithmic" if is_logarithmic else "calls"
-    drawn = [
-        chart(f"Validation {section.criterion}", section.criterion, quality),
-        chart("Decoder calls for each training example", label, calls, is_logarithmic=is_logarithmic),
+    counted = f"{n_runs} run{'s' * (n_runs != 1)}, read on {time.strftime('%Y-%m-%d at %H:%M')}."
+    top = element("header", element("h1", "Runs"), element("p", counted, class_="soft"), _contents(sections, problems))
+    views = latent_views(sections, data_dir)
+    parts = [
+        _section(section, f"section-{i}", view) for i, (section, view) in enumerate(zip(sections, views, strict=True), 1)
     ]
-    caption = "Each line is the mean over the seeds of one method"
-    if len(best) < len(section.summaries):
-        caption += f", at the setting with the best {section.criterion} on the validation data"
-    return joined([element("div", *drawn, class_="charts"), element("p", f"{caption}.", class_="soft")])
+    if problems:
+        parts.append(_problems(problems))
+    body = element("body", top, element("main", joined(parts)), element("script", _files("js")))
+    return f'<!doctype html>\n<html lang="en">\n{_head()}\n{body}\n</html>\n'
+
+
+def _head() -> Markup:
+    return element(
+        "head",
+        Markup('<meta charset="utf-8">'),
+        Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
+        Markup(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
+        element("title", "sparsum: runs"),
+        element("style", _files("css")),
+    )
+
+
+def _files(suffix: str) -> Markup:
+    """All style sheets or all scripts of the page, in the order of their names."""
+    folder = importlib.resources.files("sparsum.experiments.report") / "page"
+    files = sorted((file for file in folder.iterdir() if file.name.endswith(f".{suffix}")), key=lambda file: file.name)
+    return Markup("\n".join(file.read_text() for file in files))
+
+
+def _contents(sections: Sequence[Section], problems: Sequence[str]) -> Markup:
+    """Links to the sections, where there are several."""
+    links = [element("a", section.title, href=f"#section-{i}") for i, section in enumerate(sections, start=1)]
+    if problems:
+        links.append(element("a", f"left out ({len(problems)})", href="#left-out"))
+    return element("nav", *links, aria_label="Sections") if len(links) > 1 else Markup("")
+
+
+def _section(section: Section, name: str, view: Markup) -> Markup:
+    """An experiment on a data set: tables, figures, latent variables, commands."""
+    parts = [
+        element("h2", section.title),
+        tested_tables(section),
+        metric_tables(section),
+        _figures(section, name),
+        view,
+        _commands(section.records),
+    ]
+    return element("section", joined(parts), id=name)
+
+
+def _figures(section: Section, name: str) -> Markup:
+    """Curves over epochs, and methods in a plane; a line or a mark for the best setting of each method."""
+    if not section.best:
+        return Markup("")
+    drawn = [draw(figure, f"{name}-figure-{i}") for i, figure in enumerate(figures_of(section), start=1)]
+    hint = "Press a name to hide or show its method. Point at a figure, or focus it and use the arrow keys, to read values."
+    return joined(
+        [
+            element("h3", "Figures"),
+            _drawn_settings(section),
+            legend(styles_of(section)),
+            element("p", hint, class_="hint soft"),
+            element("div", *drawn, class_="charts"),
+        ]
+    )
+
+
+def _drawn_settings(section: Section) -> Markup:
+    """Which settings are drawn, of methods that have several."""
+    n_settings = {summary.method: 0 for summary in section.summaries}
+    for summary in section.summaries:
+        n_settings[summary.method] += 1
+    chosen = []
+    for summary in section.best:
+        if n_settings[summary.method] > 1:
+            setting = ", ".join(f"{option_name(name)} {option_value(value)}" for name, value in summary.setting.items())
+            chosen.append(f"{summary.method}: {setting} (of {n_settings[summary.method]})")
+    if not chosen:
+        return Markup("")
+    text = (
+        f"Each method is drawn at the setting with the best {section.criterion} on the validation data. {'; '.join(chosen)}."
+    )
+    return element("p", text, class_="soft")
+
+
+def _problems(problems: Sequence[str]) -> Markup:
+    found = [element("h2", "Left out"), element("ul", *(element("li", problem) for problem in problems))]
+    return element("section", *found, id="left-out")
 
 
 def _commands(records: Sequence[RunRecord]) -> Markup:

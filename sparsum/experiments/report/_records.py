@@ -8,7 +8,7 @@ import pathlib
 import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from sparsum.experiments.runs import RunFolder
 
@@ -100,7 +100,7 @@ def read_run(path: pathlib.Path) -> RunRecord:
     folder = RunFolder(path)
     config = _json(folder.config_file)
     args = config.get("args")
-    if not isinstance(args, dict) or not set(args) >= _NEEDED or "experiment" not in config:
+    if not _is_told(args) or not isinstance(config.get("experiment"), str):
         raise ValueError(f"{folder.config_file} does not say what a run was told")
     lines = folder.metrics()
     for number, line in enumerate(lines, start=1):
@@ -127,7 +127,7 @@ def read_record(file: pathlib.Path) -> RunRecord:
     if missing:
         raise ValueError(f"{file} is no record of a run: it lacks {', '.join(missing)}")
     args, test = record["config"], record["test"]
-    if not isinstance(args, dict) or not set(args) >= _NEEDED or not isinstance(test, dict):
+    if not _is_told(args) or not isinstance(test, dict) or not isinstance(record["experiment"], str):
         raise ValueError(f"{file} is no record of a run: it does not say what the run was told, or what it measured")
     lines = _lines_of(record["epochs"]) if isinstance(record["epochs"], dict) else []
     if not lines or not all(map(_is_measured, lines)):
@@ -193,6 +193,14 @@ def _json(file: pathlib.Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds a {type(content).__name__} where names and values are wanted")
     return content
+
+
+def _is_told(args: Any) -> TypeGuard[dict[str, Any]]:
+    """Whether something is what a run was told, with which it can be compared with others."""
+    if not isinstance(args, dict) or not set(args) >= _NEEDED:
+        return False
+    # Sorting and counting by them must not fail.
+    return isinstance(args["epochs"], int) and isinstance(args["method"], str) and isinstance(args.get("bits"), int | None)
 
 
 def _is_measured(line: Any) -> bool:

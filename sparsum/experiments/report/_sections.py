@@ -1,4 +1,4 @@
-"""Runs that can be compared: those of one experiment on one data set."""
+"""Runs that can be compared: those of one experiment on one data set, with one number of bits where there are bits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLACES = {"seed", "device", "data_dir"}
 
 @dataclass(frozen=True)
 class Section:
-    """All runs of an experiment on a data set.
+    """All runs of an experiment on a data set, with one number of bits where there are bits.
 
     Args:
         experiment: its name.
@@ -25,6 +25,7 @@ class Section:
         criterion: the validation metric by which settings are chosen.
         summaries: one for each method and setting that has measured something, the runs of a method together.
         records: all of its runs.
+        bits: of the latent variable; None where it has none.
     """
 
     experiment: str
@@ -32,11 +33,13 @@ class Section:
     criterion: str
     summaries: list[Summary]
     records: list[RunRecord]
+    bits: int | None = None
 
     @property
     def title(self) -> str:
         """For people."""
-        return f"{self.experiment} on {self.data}"
+        title = f"{self.experiment} on {self.data}"
+        return title if self.bits is None else f"{title}, {self.bits} bits"
 
     @property
     def best(self) -> list[Summary]:
@@ -54,11 +57,11 @@ def read_sections(places: Iterable[pathlib.Path]) -> tuple[list[Section], list[s
     records, problems = read_runs(places)
     if not records and not problems:
         raise WrongUseError(f"there is no run in or below {', '.join(map(str, places)) or 'no folder'}")
-    groups: dict[tuple[str, str], list[RunRecord]] = {}
+    groups: dict[tuple[str, str, int | None], list[RunRecord]] = {}
     for record in _comparable(records):
-        groups.setdefault((record.experiment, record.args["data"]), []).append(record)
+        groups.setdefault((record.experiment, record.args["data"], record.args.get("bits")), []).append(record)
     sections = []
-    for (experiment, data), members in sorted(groups.items()):
+    for (experiment, data, bits), members in sorted(groups.items(), key=lambda item: (*item[0][:2], item[0][2] or 0)):
         try:
             criterion = experiment_class(experiment).criterion
         except WrongUseError as error:
@@ -66,8 +69,9 @@ def read_sections(places: Iterable[pathlib.Path]) -> tuple[list[Section], list[s
             continue
         kept, repeated = without_repetitions(_with_variants(members))
         problems += repeated
-        sections.append(Section(experiment, data, criterion, summaries_by_setting(kept), kept))
-    return sections, problems
+        sections.append(Section(experiment, data, criterion, summaries_by_setting(kept), kept, bits))
+    here = f"{pathlib.Path.cwd()}/"  # no reader knows it
+    return sections, [text.replace(here, "") for text in problems]
 
 
 def _comparable(records: list[RunRecord]) -> list[RunRecord]:

@@ -29,7 +29,9 @@ def statistic(values: Sequence[float]) -> Statistic:
     mean = sum(values) / n
     if n == 1:
         return Statistic(mean, None, n)
-    return Statistic(mean, math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1) / n), n)
+    # A power of a float that is too large is an error, a product is infinite: a run that diverged is reported, too.
+    squares = sum((value - mean) * (value - mean) for value in values)
+    return Statistic(mean, math.sqrt(squares / (n - 1) / n), n)
 
 
 @dataclass(frozen=True)
@@ -60,14 +62,6 @@ class Summary:
     def n_finished(self) -> int:
         """How many of the runs have come to their end."""
         return sum(record.is_finished for record in self.records)
-
-    def curve(self, name: str) -> list[float]:
-        """A validation metric at each epoch that all counted runs have reached, the mean over them."""
-        return _mean_curve([[line["validation"].get(name, math.nan) for line in record.lines] for record in self.records])
-
-    def calls_curve(self) -> list[float]:
-        """Decoder calls for each training example at each epoch, the mean over the counted runs."""
-        return _mean_curve([record.calls_by_epoch for record in self.records])
 
 
 def summarise(
@@ -115,7 +109,3 @@ def _statistics(metrics: list[dict[str, float]]) -> dict[str, Statistic]:
     """Of each name, over those that have it, in the order in which they come."""
     names = dict.fromkeys(name for values in metrics for name in values)
     return {name: statistic([values[name] for values in metrics if name in values]) for name in names}
-
-
-def _mean_curve(curves: list[list[float]]) -> list[float]:
-    return [sum(values) / len(values) for values in zip(*curves, strict=False)]

@@ -3,7 +3,6 @@
 A view is made from the checkpoint of a run and its data, or read from the file that ``sparsum record --latent`` keeps.
 """
 
-from sparsum.experiments.report.latent._assets import latent_assets as latent_assets
 from sparsum.experiments.report.latent._fields import Fields as Fields
 from sparsum.experiments.report.latent._kept import LATENT_FILE as LATENT_FILE
 from sparsum.experiments.report.latent._kept import Latent as Latent

@@ -12,8 +12,8 @@ from torch.distributions import Distribution
 import sparsum as sp
 from sparsum.experiments._experiment import AbstractExperiment
 from sparsum.experiments.bitvector_vae import BitvectorVAE, Model
-from sparsum.experiments.report._html import Markup, element
-from sparsum.experiments.report.latent._encode import base64_text, halves, script_text
+from sparsum.experiments.report._html import Markup, element, json_script
+from sparsum.experiments.report.latent._encode import base64_text, halves
 from sparsum.experiments.report.latent._fields import Fields
 from sparsum.experiments.report.latent._view import (
     MAX_ATOMS,
@@ -127,7 +127,7 @@ class BitsView(AbstractView):
             "div",
             element("p", about, class_="soft"),
             element("noscript", element("p", "The switches need JavaScript.")),
-            element("script", script_text(self.to_json()), type="application/json"),
+            json_script(self.to_json()),
             class_="latent-bits",
             data_latent="bits",
         )

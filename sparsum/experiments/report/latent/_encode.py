@@ -4,31 +4,15 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
-
-from sparsum.experiments.report._html import Markup
-
-# What would end a script, or is no part of a JavaScript string in older browsers.
-_UNSAFE = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
 
 
 def base64_text(content: bytes) -> str:
     """Bytes as ASCII."""
     return base64.b64encode(content).decode("ascii")
-
-
-def script_text(content: Any) -> Markup:
-    r"""JSON that may stand within a script element, whatever strings it holds.
-
-    >>> script_text({"name": "</script>"})
-    '{"name": "\\u003c/script\\u003e"}'
-    """
-    return Markup(json.dumps(content, allow_nan=False).translate(_UNSAFE))
 
 
 def halves(tensors: Iterable[Tensor]) -> bytes:

@@ -1,11 +1,11 @@
-"""The views of a section of the page: one for each number of bits, or one."""
+"""The views of the sections of a page."""
 
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from sparsum.experiments.report._html import Markup, element, joined
+from sparsum.experiments.report._html import Markup, element
 from sparsum.experiments.report._records import RunRecord
 from sparsum.experiments.report._sections import Section
 from sparsum.experiments.report._summary import Summary, rank
@@ -14,8 +14,8 @@ from sparsum.experiments.runs import RunFolder
 
 # A view that cannot be made is told, and the next best run is tried, so often.
 _MAX_TRIED = 4
-# How many letters the views of a section may have together, so that the page stays small.
-MAX_LETTERS = 3_200_000
+# How many letters the views of a page may have together, so that it stays small.
+MAX_LETTERS = 3_800_000
 
 _NOTHING = (
     "What the latent variables learned is shown for a run's folder with its checkpoint, or from a view that "
@@ -23,43 +23,29 @@ _NOTHING = (
 )
 
 
-def latent_views(section: Section, data_dir: str | None = None) -> Markup:
-    """What the latent variables of the best run learned, for each number of bits; or a sentence that says why not.
+def latent_views(sections: Sequence[Section], data_dir: str | None = None) -> list[Markup]:
+    """For each section what the latent variables of its best run learned, or a sentence that says why not.
 
     Args:
-        section: the runs of an experiment on a data set.
+        sections: the runs of experiments on data sets.
         data_dir: where the data is; by default as each run was told.
     """
-    if section.experiment not in VIEWS:
-        return Markup("")
-    parts, n_letters = [], 0
-    for bits, summaries in _by_bits(section).items():
-        shown = _view_of(section, bits, summaries, data_dir)
+    views, n_letters = [], 0
+    for section in sections:
+        shown = _view_of(section, data_dir) if section.experiment in VIEWS else Markup("")
+        if n_letters + len(shown) > MAX_LETTERS:
+            title = VIEWS[section.experiment].title
+            shown = element("p", f"{title}: left out, so that the page stays small.", class_="soft")
         n_letters += len(shown)
-        if n_letters > MAX_LETTERS:
-            n_letters -= len(shown)
-            shown = element("p", f"{_title(section, bits)}: left out, so that the page stays small.", class_="soft")
-        parts.append(shown)
-    return joined(parts)
+        views.append(shown)
+    return views
 
 
-def _by_bits(section: Section) -> dict[int | None, list[Summary]]:
-    """The settings of each number of bits, the best first."""
-    found: dict[int | None, list[Summary]] = {}
-    for summary in sorted(section.summaries, key=lambda each: rank(each, section.criterion), reverse=True):
-        found.setdefault(summary.records[0].args.get("bits"), []).append(summary)
-    return dict(sorted(found.items(), key=lambda item: item[0] or 0))
-
-
-def _title(section: Section, bits: int | None) -> str:
-    title = VIEWS[section.experiment].title
-    return title if bits is None else f"{title}, {bits} bits"
-
-
-def _view_of(section: Section, bits: int | None, summaries: list[Summary], data_dir: str | None) -> Markup:
-    heading = element("h3", _title(section, bits))
+def _view_of(section: Section, data_dir: str | None) -> Markup:
+    heading = element("h3", VIEWS[section.experiment].title)
     problems: list[str] = []
-    for summary, source in _candidates(summaries):
+    best_first = sorted(section.summaries, key=lambda each: rank(each, section.criterion), reverse=True)
+    for summary, source in _candidates(best_first):
         if len(problems) == _MAX_TRIED:
             break
         try:

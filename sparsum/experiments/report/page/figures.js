@@ -1,0 +1,196 @@
+// Figures: methods that are hidden and shown, and the values that are pointed at.
+(() => {
+  "use strict";
+  const NAMESPACE = "http://www.w3.org/2000/svg";
+
+  function scaled(axis, value) {
+    return axis.isLogarithmic ? Math.log10(value) : value;
+  }
+
+  function place(axis, value) {
+    return axis.start + ((scaled(axis, value) - axis.low) / (axis.high - axis.low)) * (axis.end - axis.start);
+  }
+
+  // With as many digits as are told apart on the axis.
+  function inWords(axis, value) {
+    if (value === null || value === undefined) return "-";
+    const size = Math.abs(value);
+    if (size >= 1e6 || (size > 0 && size < 1e-3)) return value.toExponential(2);
+    if (axis.isLogarithmic) return String(Number(value.toPrecision(3)));
+    const digits = Math.ceil(-Math.log10((axis.high - axis.low) / 500));
+    return String(Number(value.toFixed(Math.min(Math.max(digits, 0), 8))));
+  }
+
+  // The index of the value that is drawn nearest to a place.
+  function nearest(axis, values, at) {
+    let best = -1;
+    let least = Infinity;
+    values.forEach((value, i) => {
+      const distance = value === null ? Infinity : Math.abs(place(axis, value) - at);
+      if (distance < least) [best, least] = [i, distance];
+    });
+    return best;
+  }
+
+  function line(colour, name, value) {
+    const row = document.createElement("div");
+    const label = document.createElement("i");
+    label.className = colour;
+    label.textContent = name;
+    const number = document.createElement("span");
+    number.textContent = value;
+    row.append(label, number);
+    return row;
+  }
+
+  function heading(text) {
+    const title = document.createElement("b");
+    title.textContent = text;
+    return title;
+  }
+
+  class Chart {
+    constructor(figure) {
+      this.told = JSON.parse(figure.querySelector("script").textContent);
+      this.plot = figure.querySelector(".plot");
+      this.svg = this.plot.querySelector("svg");
+      this.hidden = new Set();
+      this.at = null;
+      this.tip = document.createElement("div");
+      this.tip.className = "tip";
+      this.tip.setAttribute("role", "status");
+      this.tip.hidden = true;
+      this.cursor = document.createElementNS(NAMESPACE, "path");
+      this.cursor.setAttribute("class", "cursor");
+      this.svg.append(this.cursor);
+      this.plot.append(this.tip);
+      this.plot.tabIndex = 0;
+      this.plot.setAttribute("role", "group");
+      this.plot.setAttribute("aria-label", `${this.svg.querySelector("title").textContent}: arrow keys read values`);
+      this.plot.addEventListener("pointermove", (event) => this.pointAt(event));
+      this.plot.addEventListener("pointerleave", () => this.clear());
+      this.plot.addEventListener("blur", () => this.clear());
+      this.plot.addEventListener("keydown", (event) => this.press(event));
+    }
+
+    get shown() {
+      return this.told.series.filter((series) => !this.hidden.has(series.style));
+    }
+
+    // The places that the arrow keys go through: those of the longest line, or all points from left to right.
+    get stops() {
+      if (this.told.kind === "points") return [...this.shown].sort((a, b) => a.x - b.x);
+      return this.shown.reduce((longest, series) => (series.x.length > longest.length ? series.x : longest), []);
+    }
+
+    pointAt(event) {
+      const box = this.svg.getBoundingClientRect();
+      const view = this.svg.viewBox.baseVal;
+      const x = ((event.clientX - box.left) / box.width) * view.width;
+      const y = ((event.clientY - box.top) / box.height) * view.height;
+      const stops = this.stops;
+      if (!stops.length || x < this.told.x.start - 20 || x > this.told.x.end + 20) return this.clear();
+      if (this.told.kind === "lines") return this.show(nearest(this.told.x, stops, x));
+      const distances = stops.map((series) =>
+        Math.hypot(place(this.told.x, series.x) - x, place(this.told.y, series.y) - y));
+      const least = Math.min(...distances);
+      return least < 60 ? this.show(distances.indexOf(least)) : this.clear();
+    }
+
+    press(event) {
+      const last = this.stops.length - 1;
+      const at = this.at ?? -1;
+      const step = this.told.kind === "lines" && event.shiftKey ? 10 : 1;
+      const goals = {
+        ArrowRight: Math.min(at + step, last),
+        ArrowLeft: this.at === null ? last : Math.max(at - step, 0),
+        Home: 0,
+        End: last,
+      };
+      if (event.key === "Escape") return this.clear();
+      if (!(event.key in goals) || last < 0) return undefined;
+      event.preventDefault();
+      return this.show(goals[event.key]);
+    }
+
+    show(i) {
+      this.at = i;
+      const isPoint = this.told.kind === "points";
+      const [x, y] = isPoint ? this.showPoint(this.stops[i]) : this.showLines(this.stops[i]);
+      this.tip.hidden = false;
+      const view = this.svg.viewBox.baseVal;
+      const part = x / view.width;
+      const isRight = part > 0.45; // the tip stands where the cursor is not
+      this.tip.style.left = isRight ? "auto" : `calc(${100 * part}% + 14px)`;
+      this.tip.style.right = isRight ? `calc(${100 * (1 - part)}% + 14px)` : "auto";
+      this.tip.style.top = `calc(${(100 * y) / view.height}% + 10px)`;
+    }
+
+    showLines(value) {
+      const x = place(this.told.x, value);
+      const y = this.told.y;
+      const found = [];
+      for (const series of this.shown) {
+        const i = nearest(this.told.x, series.x, x);
+        // A line that ends earlier, or is elsewhere in a gap, says nothing here.
+        if (i < 0 || series.y[i] === null || Math.abs(place(this.told.x, series.x[i]) - x) > 12) continue;
+        const band = series.low.length ? ` (${inWords(y, series.low[i])} to ${inWords(y, series.high[i])})` : "";
+        found.push([series.y[i], line(series.colour, series.name, inWords(y, series.y[i]) + band)]);
+      }
+      found.sort((a, b) => b[0] - a[0]);
+      this.tip.replaceChildren(heading(`${this.told.xLabel.split(",")[0]} ${inWords(this.told.x, value)}`), ...found.map((each) => each[1]));
+      this.cursor.setAttribute("d", `M${x} ${this.told.y.start}V${this.told.y.end}`);
+      return [x, 0];
+    }
+
+    showPoint(series) {
+      const withError = (axis, value, error) => inWords(axis, value) + (error ? ` ± ${Number(error.toPrecision(2))}` : "");
+      const [x, y] = [place(this.told.x, series.x), place(this.told.y, series.y)];
+      const name = line(series.colour, series.name, "");
+      const rows = [
+        line("", this.told.yLabel.split(",")[0], withError(this.told.y, series.y, series.yError)),
+        line("", this.told.xLabel.split(",")[0], withError(this.told.x, series.x, series.xError)),
+      ];
+      this.tip.replaceChildren(name, ...rows);
+      this.cursor.setAttribute("d", `M${x} ${this.told.y.start}V${y}M${this.told.x.start} ${y}H${x}`);
+      return [x, y];
+    }
+
+    clear() {
+      this.at = null;
+      this.tip.hidden = true;
+      this.cursor.removeAttribute("d");
+    }
+
+    setHidden(style, isHidden) {
+      if (isHidden) this.hidden.add(style);
+      else this.hidden.delete(style);
+      this.clear();
+    }
+  }
+
+  // The buttons of a section act on all of its figures.
+  function connect(section) {
+    const charts = [...section.querySelectorAll("figure.chart")].map((figure) => new Chart(figure));
+    const drawn = [...section.querySelectorAll("g.series")];
+    for (const button of section.querySelectorAll(".legend button")) {
+      const own = button.dataset.series;
+      const dim = (isOn) => drawn.forEach((each) => {
+        each.classList.toggle("is-dimmed", isOn && button.ariaPressed === "true" && each.dataset.series !== own);
+      });
+      button.addEventListener("click", () => {
+        const isHidden = button.ariaPressed === "true";
+        button.ariaPressed = String(!isHidden);
+        dim(!isHidden);
+        drawn.filter((each) => each.dataset.series === own)
+          .forEach((each) => each.classList.toggle("is-hidden", isHidden));
+        charts.forEach((chart) => chart.setHidden(Number(own), isHidden));
+      });
+      for (const [event, isOn] of [["pointerenter", true], ["focus", true], ["pointerleave", false], ["blur", false]]) {
+        button.addEventListener(event, () => dim(isOn));
+      }
+    }
+  }
+
+  document.querySelectorAll("main > section").forEach(connect);
+})();
