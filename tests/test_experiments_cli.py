@@ -97,6 +97,18 @@ def test_from_training_to_the_report(
     assert "<svg" in (tmp_path / "run" / "report.html").read_text()
 
 
+def test_a_run_that_cannot_be_evaluated_does_not_keep_others_from_it(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ["train", "ssvae", "sparse", "--warm-epochs", "1", *SMALL, "--out"]
+    for name in ("a", "b"):
+        assert sparsum(monkeypatch, *run, f"runs/{name}") == 0
+    (tmp_path / "runs" / "a" / "checkpoints" / "last.pt").unlink()
+    assert sparsum(monkeypatch, "evaluate", "runs") == 2
+    assert "has no checkpoint 'last' yet" in capsys.readouterr().err
+    assert (tmp_path / "runs" / "b" / "evaluation.json").exists()
+
+
 def test_resuming_needs_none_of_what_the_run_was_told(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Options that make sense only together may be left out, or given alone."""
     monkeypatch.chdir(tmp_path)

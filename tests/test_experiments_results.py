@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sparsum.experiments.registry import make_args
-from sparsum.experiments.report import RECORD_KEYS, read_record
+from sparsum.experiments.report import RECORD_KEYS, read_record, read_sections
 from sparsum.experiments.results import write_records
 from sparsum.experiments.runs import RunFolder
 
@@ -56,6 +56,19 @@ def test_a_record_is_read_as_its_run(tmp_path: Path) -> None:
         "calls": {"mean": 2.5},
         "seconds": 1.25,
     }
+
+
+def test_a_record_of_an_older_version_is_of_the_same_run(tmp_path: Path) -> None:
+    """An option that it did not know is at its default."""
+    make_run(tmp_path / "runs", test={"elbo": -1.0})
+    (file,) = write_records([tmp_path / "runs"], tmp_path / "results")
+    record = json.loads(file.read_text())
+    del record["config"]["score_temperature"]
+    file.write_text(json.dumps(record))
+    (section,), problems = read_sections([tmp_path])
+    assert not problems
+    assert len(section.records) == 1
+    assert write_records([tmp_path / "runs"], tmp_path / "results") == [file]
 
 
 @pytest.mark.parametrize(

@@ -73,10 +73,19 @@ class Args(CommonArgs):
             raise ValueError("the solver nested ignores a budget: use systematic or active-set for sparsemap-budget")
         if self.bit_order not in BIT_ORDERS:
             raise ValueError(f"bit_order must be one of {', '.join(BIT_ORDERS)}, got {self.bit_order!r}")
-        if self.bit_order != "fixed" and self.solver != "systematic":
-            raise ValueError(f"bit_order {self.bit_order} is for the solver systematic, got {self.solver!r}")
+        if self.bit_order != "fixed" and not self._is_systematic:
+            raise ValueError(f"bit_order {self.bit_order} is for the solver systematic of sparsemap and sparsemap-budget")
         if self.score_temperature <= 0:
             raise ValueError(f"score_temperature must be more than 0, got {self.score_temperature}")
+
+    @property
+    def _is_systematic(self) -> bool:
+        """Whether atoms depend on the order of bits; so it is by default with a budget."""
+        return (self.method, self.solver) in {
+            ("sparsemap", "systematic"),
+            ("sparsemap-budget", "systematic"),
+            ("sparsemap-budget", ""),
+        }
 
     @property
     def structure(self) -> sp.Bits | sp.Budget:

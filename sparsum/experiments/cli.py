@@ -149,20 +149,27 @@ def evaluate(
     found = find_runs(runs)
     if not found:
         raise WrongUseError(f"{', '.join(map(str, runs))} holds no run: there is no config.json in or below it")
+    problems = []
     for folder in found:
         with Progress(console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("evaluating", total=1.0)
-            metrics = evaluate_run(
-                folder,
-                checkpoint=checkpoint,
-                split=split,
-                limit=limit,
-                n_samples=samples,
-                device=device,
-                data_dir=data_dir,
-                progress=functools.partial(_advance, bar, task),
-            )
+            try:
+                metrics = evaluate_run(
+                    folder,
+                    checkpoint=checkpoint,
+                    split=split,
+                    limit=limit,
+                    n_samples=samples,
+                    device=device,
+                    data_dir=data_dir,
+                    progress=functools.partial(_advance, bar, task),
+                )
+            except (ValueError, OSError) as error:  # the others can still be measured
+                problems.append(str(error))
+                continue
         _print_metrics(folder, metrics)
+    if problems:
+        raise ValueError("\n".join(problems))
 
 
 def _advance(bar: Progress, task: TaskID, done: float) -> None:

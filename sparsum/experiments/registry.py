@@ -75,6 +75,12 @@ def make_args(name: str, method: str, options: dict[str, Any]) -> CommonArgs:
     return kind(**({"method": method} | preset | given))
 
 
+def with_defaults(name: str, saved: dict[str, Any]) -> dict[str, Any]:
+    """What a run was told, completed by what it could not be told, since an older version did not know of it."""
+    fields = dataclasses.fields(args_class(name))
+    return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING} | saved
+
+
 def train_options() -> list[str]:
     """What `sparsum train` can be told, by the names of its arguments."""
     # Found when it is asked for, since the commands import all else.

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from sparsum.experiments._files import write_bytes
-from sparsum.experiments.registry import WrongUseError, train_options
+from sparsum.experiments.registry import WrongUseError, train_options, with_defaults
 from sparsum.experiments.report import RunRecord, columns_of, read_folders, read_record, rounded
 from sparsum.experiments.report.latent import LATENT_FILE, NoView, latent_of_run
 from sparsum.experiments.runs import RunFolder
@@ -62,7 +62,7 @@ def write_records(
         record = record_of(run, variant)
         file = out / _path(record)
         other = records.get(file) or _written(file)
-        if other is not None and (file in records or other["config"] != record["config"]):
+        if other is not None and (file in records or _told(other) != _told(record)):
             problems.append(f"{run.path} would be {file}, as another run with {_difference(other, record)}")
         records[file] = record
         folders.setdefault(file.parent, []).append(run)
@@ -99,9 +99,14 @@ def _written(file: pathlib.Path) -> dict[str, Any] | None:
     return written
 
 
+def _told(record: dict[str, Any]) -> dict[str, Any]:
+    """What the run of a record was told, by whatever version."""
+    return with_defaults(record["experiment"], record["config"])
+
+
 def _difference(one: dict[str, Any], other: dict[str, Any]) -> str:
     """What two runs were told differently, as the first was told it."""
-    changed = {name: value for name, value in one["config"].items() if other["config"].get(name) != value}
+    changed = {name: value for name, value in _told(one).items() if _told(other).get(name) != value}
     return ", ".join(f"{name} = {value}" for name, value in changed.items()) or "the same settings"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sparsum.experiments.registry import WrongUseError, experiment_class
+from sparsum.experiments.registry import NAMES, WrongUseError, experiment_class, with_defaults
 from sparsum.experiments.report._records import RunRecord, read_runs, rounded
 from sparsum.experiments.report._summary import Summary, best_by_method, summarise
 
@@ -75,7 +75,7 @@ def read_sections(places: Iterable[pathlib.Path]) -> tuple[list[Section], list[s
 
 
 def _comparable(records: list[RunRecord]) -> list[RunRecord]:
-    """The runs in the terms of records: numbers of few digits, and the name of a data set without the folders above it.
+    """The runs in the terms of records of today: all options, numbers of few digits, data without the folders above it.
 
     Where several folders have the same name, the data sets keep their folders: they may be others.
     """
@@ -87,7 +87,8 @@ def _comparable(records: list[RunRecord]) -> list[RunRecord]:
         name = _data_name(record)
         is_clear = len(places[record.experiment, name] - {name}) < 2
         data = name if is_clear else str(record.args["data"])
-        found.append(replace(record, args=rounded(record.args) | {"data": data}))
+        args = with_defaults(record.experiment, record.args) if record.experiment in NAMES else record.args
+        found.append(replace(record, args=rounded(args) | {"data": data}))
     return found
 
 

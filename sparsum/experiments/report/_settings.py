@@ -21,6 +21,7 @@ _ONLY_FOR = {
     "temperature_every": {"gumbel", "st-gumbel"},
     "k": {"topk", "sum-and-sample"},
     "solver": {"sparsemap", "sparsemap-budget"},
+    "bit_order": {"sparsemap", "sparsemap-budget"},
     "budget": {"sparsemap-budget"},
 }
 
