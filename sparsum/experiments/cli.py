@@ -12,7 +12,35 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
-from sparsum.experiments import _data_commands, registry
+from sparsum.experiments import _data_commands
+from sparsum.experiments._cli_options import (
+    BatchSize,
+    BitOrder,
+    Bits,
+    Data,
+    DataDir,
+    Decay,
+    Device,
+    Entropy,
+    Epochs,
+    Every,
+    Experiment,
+    K,
+    Method,
+    Out,
+    Precision,
+    Rate,
+    Resume,
+    Save,
+    ScoreTemperature,
+    Seed,
+    SenderTemperature,
+    Solver,
+    SymbolInit,
+    TunedBy,
+    ViewDataDir,
+    WarmEpochs,
+)
 from sparsum.experiments._record import DivergedError
 from sparsum.experiments.demo import run_demo
 from sparsum.experiments.evaluate import evaluate_run
@@ -37,58 +65,6 @@ app = typer.Typer(
 app.add_typer(_data_commands.app, name="data")
 
 _out = Console(markup=False)
-
-Experiment = Annotated[str, typer.Argument(help=f"One of {', '.join(registry.NAMES)}.")]
-Method = Annotated[
-    str,
-    typer.Argument(
-        help="How the sum over the latent variable is made: exactly over few assignments (sparse, entmax15, topk, "
-        "sparsemap, sparsemap-budget) or over all (dense); by samples with a running mean (sfe), a second sample (sfe-plus) "
-        "or a network (nvil) as baseline; partly exactly (sum-and-sample); relaxed (gumbel, st-gumbel); in the signal game "
-        "also with the 0/1 loss of a sampled answer (sfe-01, sfe-plus-01). A wrong one lists those of the experiment."
-    ),
-]
-Data = Annotated[str | None, typer.Option(help="digits (comes with scikit-learn), mnist, fashion-mnist, or a folder.")]
-DataDir = Annotated[str | None, typer.Option(help="Where the files of data sets are. [default: data]")]
-ViewDataDir = Annotated[
-    str | None, typer.Option(help="Where the data is, for what latent variables learned. [default: as each run was told]")
-]
-Epochs = Annotated[
-    int | None, typer.Option(min=1, help="Passes over the data after the warm start. [default: the preset's]")
-]
-Seed = Annotated[int | None, typer.Option(help="Of the weights and all noise. [default: 0]")]
-Rate = Annotated[float | None, typer.Option("--lr", min=0, help="Learning rate of Adam. [default: the method's preset]")]
-BatchSize = Annotated[int | None, typer.Option(min=1, help="Examples per step. [default: the preset's]")]
-Entropy = Annotated[
-    float | None,
-    typer.Option(
-        help="signal-game: coefficient of the entropy bonus; bitvector-vae: weight of the entropy, 1 for the ELBO."
-    ),
-]
-Decay = Annotated[float | None, typer.Option(min=0, help="Gumbel methods: r in the temperature max(0.5, exp(-r t)).")]
-Every = Annotated[int | None, typer.Option(min=1, help="Gumbel methods: steps between changes of the temperature.")]
-Bits = Annotated[int | None, typer.Option(min=1, help="bitvector-vae: the number of bits.")]
-K = Annotated[int | None, typer.Option("--k", min=1, help="topk, sum-and-sample: how many assignments.")]
-Solver = Annotated[str | None, typer.Option(help="sparsemap: nested, systematic or active-set.")]
-BitOrder = Annotated[str | None, typer.Option(help="sparsemap, solver systematic: fixed, random or sorted.")]
-ScoreTemperature = Annotated[float | None, typer.Option(help="bitvector-vae: what scores are divided by.")]
-WarmEpochs = Annotated[int | None, typer.Option(min=0, help="ssvae: epochs on labelled images first. [100; digits 10]")]
-SymbolInit = Annotated[str | None, typer.Option(help="signal-game: normal or uniform. [Gumbel methods: uniform]")]
-SenderTemperature = Annotated[float | None, typer.Option(help="signal-game: what the sender's scores are divided by.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda or auto. [default: auto]")]
-Precision = Annotated[str | None, typer.Option(help="32 or bf16-mixed; a GPU records steps in 32 alone. [default: 32]")]
-Out = Annotated[pathlib.Path | None, typer.Option(help="Folder of the run. [default: runs/EXPERIMENT/...]")]
-TunedBy = Annotated[
-    pathlib.Path | None,
-    typer.Option(
-        metavar="FOLDER",
-        help="Each method takes the setting that was best on the validation data among the runs in or below FOLDER, "
-        "those of an earlier sweep with --grid that agree with the options given here.",
-    ),
-]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
-
-Save = Annotated[float, typer.Option(min=0, help="How often to save in the middle of an epoch; a killed run loses no more.")]
 
 
 @app.command()
