@@ -60,7 +60,7 @@ def _view_of(section: Section, data_dir: str | None) -> Markup:
 
 
 def _framed(*parts: Markup) -> Markup:
-    return element("section", *parts, class_="latent")
+    return element("div", *parts, class_="latent")
 
 
 def _problems(problems: list[str]) -> Markup:
