@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -234,6 +235,23 @@ def processes_of(folder: Path) -> list[int]:
 
 
 @pytest.mark.skipif(not pathlib.Path("/proc").exists(), reason="looks for processes as Linux lists them")
+def test_runs_are_evaluated_also_those_that_were_trained_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARSUM_CACHE", str(tmp_path / "cache"))
+    trained = tiny_plan(tmp_path / "out")
+    sweep(trained, 1, Quiet())
+    assert [state_of(run) for run in trained] == [State.FINISHED]
+    evaluated = [dataclasses.replace(run, is_evaluated=True) for run in trained]
+    assert [state_of(run) for run in evaluated] == [State.PARTIAL]
+    ((entry,), _) = sweep(evaluated, 1, Quiet())
+    assert (entry.phase, entry.n_attempts) == (Phase.FINISHED, 1)
+    assert "accuracy" in json.loads((trained[0].folder / "evaluation.json").read_text())
+    (trained[0].folder / "evaluation.json").write_text("{")
+    assert [state_of(run) for run in evaluated] == [State.PARTIAL]
+    anew = [dataclasses.replace(run, is_evaluated=True) for run in tiny_plan(tmp_path / "new")]
+    assert [entry.phase for entry in sweep(anew, 1, Quiet())[0]] == [Phase.FINISHED]
+    assert (anew[0].folder / "evaluation.json").exists()
+
+
 def test_stopped_or_killed_sweep_leaves_runs_to_go_on_with_and_no_orphans(tmp_path: Path) -> None:
     (run,) = tiny_plan(tmp_path / "out", epochs=100_000)
     folder, n_before = RunFolder(run.folder), 0

@@ -174,6 +174,9 @@ def sweep(
     tuned_by: TunedBy = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many, from 0.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; on a GPU they share it by MPS where it is there.")] = 1,
+    evaluate: Annotated[
+        bool, typer.Option("--evaluate", help="Measure each run on the test data when it is trained.")
+    ] = False,
     plan: Annotated[bool, typer.Option("--plan", help="List the runs with an estimate of their time; start none.")] = False,
     data: Data = None,
     data_dir: DataDir = None,
@@ -209,6 +212,7 @@ def sweep(
         out=out,
         jobs=jobs,
         plan_only=plan,
+        evaluate=evaluate,
         tuned_by=tuned_by,
     )
     raise typer.Exit(status)
@@ -288,7 +292,7 @@ def demo(
 def _options(arguments: dict[str, Any]) -> dict[str, Any]:
     """The options of a run among the arguments of a command."""
     others = {"experiment", "method", "out", "resume", "checkpoint_seconds"}
-    others |= {"methods", "grid", "tuned_by", "seeds", "jobs", "plan"}
+    others |= {"methods", "grid", "tuned_by", "seeds", "jobs", "plan", "evaluate"}
     return {key: value for key, value in arguments.items() if key not in others}
 
 

@@ -39,6 +39,7 @@ def sweep_command(
     out: pathlib.Path | None,
     jobs: int,
     plan_only: bool,
+    evaluate: bool = False,
     tuned_by: pathlib.Path | None = None,
 ) -> int:
     """Make the runs of a sweep, or say which they are; returns the exit status.
@@ -52,6 +53,7 @@ def sweep_command(
         out: the folder above those of the runs; None for ``runs/EXPERIMENT/sweep``.
         jobs: how many runs at a time.
         plan_only: list the runs, start none.
+        evaluate: measure each run on the test data when it is trained.
         tuned_by: the folder of an earlier sweep, of which each method takes its best setting.
 
     Returns:
@@ -73,6 +75,7 @@ def sweep_command(
         plan = _plan_of_all_methods(experiment, options, values, seeds, folder, messages)
     else:
         plan = make_plan(experiment, named, options, values, seeds, folder)
+    plan = [dataclasses.replace(run, is_evaluated=evaluate) for run in plan]
     check_plan(plan)
     for device in {run.args.device for run in plan}:
         device_of(device)  # raises where there is none, before any run would

@@ -33,6 +33,7 @@ class PlannedRun:
         setting: the values of the grid among them.
         folder: where it goes.
         key: its name among the runs of the plan, which is its folder seen from that of the sweep.
+        is_evaluated: whether it is measured on the test data when it is trained.
     """
 
     experiment: str
@@ -41,6 +42,7 @@ class PlannedRun:
     setting: Mapping[str, Any]
     folder: pathlib.Path
     key: str
+    is_evaluated: bool = False
 
     @property
     def args(self) -> CommonArgs:

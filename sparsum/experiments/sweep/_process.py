@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from sparsum.experiments.sweep._plan import PlannedRun
 from sparsum.experiments.sweep._state import failure_file, log_file
 
+#: Tells the process of a run to evaluate it, too.
+EVALUATE = "--then-evaluate"
 # What separates the attempts in a log.
 _HEADER = "=== sparsum sweep: attempt of "
 _N_REASON_LINES = 3
@@ -27,7 +29,8 @@ def n_threads_of(jobs: int) -> int:
 
 def command_of(run: PlannedRun) -> list[str]:
     """What a process of a sweep is started with."""
-    return [sys.executable, "-m", "sparsum.experiments.sweep._child", str(run.folder), *run.arguments()]
+    evaluate = [EVALUATE] if run.is_evaluated else []
+    return [sys.executable, "-m", "sparsum.experiments.sweep._child", str(run.folder), *evaluate, *run.arguments()]
 
 
 def start_process(run: PlannedRun, n_threads: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:

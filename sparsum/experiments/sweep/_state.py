@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import Iterable
 
 from sparsum.experiments.registry import WrongUseError
+from sparsum.experiments.report import read_run
 from sparsum.experiments.runs import RunFolder
 from sparsum.experiments.sweep._plan import PlannedRun
 
@@ -31,11 +32,12 @@ def state_of(run: PlannedRun) -> State:
     """How far a run is.
 
     It is *finished* if the metrics of all planned epochs are written and the last checkpoint is from after the last of them;
-    the one without the other is what a crash between the two leaves. It has *failed* if a sweep gave it up, and is *partial*
-    if it was begun. Files that cannot be read make it partial: going on with it will say what is wrong.
+    the one without the other is what a crash between the two leaves. If it is to be evaluated, it needs that, too. It has
+    *failed* if a sweep gave it up, and is *partial* if it was begun. Files that cannot be read make it partial: going on with
+    it will say what is wrong.
     """
     folder = RunFolder(run.folder)
-    if _is_finished(folder, run.args.epochs):
+    if _is_trained(folder, run.args.epochs) and (not run.is_evaluated or _has_evaluation(folder)):
         return State.FINISHED
     if failure_file(run).exists():
         return State.FAILED
@@ -70,13 +72,20 @@ def check_plan(plan: Iterable[PlannedRun]) -> None:
             )
 
 
-def _is_finished(folder: RunFolder, n_epochs: int) -> bool:
+def _is_trained(folder: RunFolder, n_epochs: int) -> bool:
     try:
         if not folder.exists() or len(folder.metrics()) < n_epochs:
             return False
         state = folder.load("last")
         return state is not None and int(state["place"]["epoch"]) >= n_epochs
     except (ValueError, KeyError, TypeError, OSError):
+        return False
+
+
+def _has_evaluation(folder: RunFolder) -> bool:
+    try:
+        return bool(read_run(folder.path).test)
+    except (ValueError, OSError):
         return False
 
 
