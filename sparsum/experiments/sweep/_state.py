@@ -33,8 +33,8 @@ def state_of(run: PlannedRun) -> State:
 
     It is *finished* if the metrics of all planned epochs are written and the last checkpoint is from after the last of them;
     the one without the other is what a crash between the two leaves. If it is to be evaluated, it needs that, too. It has
-    *failed* if a sweep gave it up, and is *partial* if it was begun. Files that cannot be read make it partial: going on with
-    it will say what is wrong.
+    *failed* if a sweep gave it up, and is *partial* if it was begun. Files that cannot be read make it partial: going on
+    with it will say what is wrong.
     """
     folder = RunFolder(run.folder)
     if _is_trained(folder, run.args.epochs) and (not run.is_evaluated or _has_evaluation(folder)):
