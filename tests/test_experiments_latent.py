@@ -345,6 +345,7 @@ BROKEN = {
     "a code of other signs": (_set("view", "examples", 0, "atoms", 0, "bits", to="0101010x"), "not of 8 bits"),
     "no probability": (_set("view", "examples", 0, "atoms", 0, "probability", to=1.5), "a number from 0 to 1"),
     "not finite": (_set("view", "examples", 0, "atoms", 0, "probability", to=float("nan")), "a number from 0 to 1"),
+    "a huge probability": (_set("view", "examples", 0, "atoms", 0, "probability", to=10**400), "whole number of 401 digits"),
     "no codes": (_set("view", "examples", 0, "atoms", to=[]), "a list of 1 to"),
     "a label that is none": (_set("view", "examples", 0, "label", to={"a": 1}), "a text of at most"),
 }

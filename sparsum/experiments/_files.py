@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import os
 import pathlib
 import tempfile
 from typing import Any
 
 import torch
+
+# What is written here comes nowhere near these, and what is beyond them would fail later: in a recursion, or as a float.
+_MAX_DEPTH, _MAX_DIGITS = 50, 100
 
 
 def write_bytes(path: pathlib.Path, content: bytes) -> None:
@@ -74,8 +78,63 @@ def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
     lines = path.read_bytes().split(b"\n")
     found = []
     for number, line in enumerate(lines[:-1], start=1):  # what follows the last line end was never finished
-        try:
-            found.append(json.loads(line))
-        except ValueError as error:
-            raise ValueError(f"line {number} of {path} is no JSON: {error}") from error
+        found.append(parse_json(line, f"line {number} of {path}"))
     return found
+
+
+def read_json(path: pathlib.Path, *, finite: bool = False) -> Any:
+    """What a JSON file holds; `parse_json` says what is refused."""
+    return parse_json(path.read_bytes(), str(path), finite=finite)
+
+
+def parse_json(text: bytes, where: str, *, finite: bool = False) -> Any:
+    """What a text of JSON holds.
+
+    Args:
+        text: in UTF-8.
+        where: what it is, for messages.
+        finite: whether to refuse NaN and infinities, which Python writes and no standard knows.
+
+    Raises:
+        ValueError: if it is no JSON, nested too deeply, or holds a number or a text that Python cannot go on with.
+    """
+    try:
+        constant = _no_number if finite else float
+        content = json.loads(text.decode(), parse_int=_whole, parse_float=_real, parse_constant=constant)
+        _check(content, _MAX_DEPTH)
+    except RecursionError:
+        raise ValueError(f"{where} is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"{where} is no JSON: {error}") from error
+    return content
+
+
+def _check(content: Any, depth: int) -> None:
+    """Refuse texts that cannot be written again, and values within too many others."""
+    if isinstance(content, str):
+        content.encode()  # half of a pair of surrogates is no sign
+    if not isinstance(content, dict | list):
+        return
+    if depth == 0:
+        raise RecursionError
+    for each in content:
+        _check(each, depth - 1)
+    for each in content.values() if isinstance(content, dict) else ():
+        _check(each, depth - 1)
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError(f"a whole number of {len(digits)} digits is too large")
+    return int(digits)
+
+
+def _real(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"{digits[:20]} is too large a number")
+    return value
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number")

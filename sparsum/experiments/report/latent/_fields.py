@@ -91,7 +91,8 @@ class Fields:
 
     def _number(self, name: str, value: Any, least: float, most: float) -> float:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or not least <= value <= most:
+        # The bounds come first: a whole number may be too large for a float.
+        if not is_number or not least <= value <= most or not math.isfinite(value):
             raise self._wrong(name, f"a number from {least} to {most}")
         return float(value)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from sparsum.experiments._files import parse_json
 from sparsum.experiments._seeds import generator_for
 from sparsum.experiments.evaluate import restore_experiment
 from sparsum.experiments.report.latent._bits import BitsView
@@ -77,9 +78,8 @@ def read_latent(file: pathlib.Path) -> Latent:
     try:
         if file.stat().st_size > _MAX_BYTES:
             raise ValueError(f"it has more than {_MAX_BYTES:,} bytes")
-        return _from_json(json.loads(file.read_text()))
-    # JSON may be nested more deeply than Python can read.
-    except (OSError, RecursionError, ValueError) as error:
+        return _from_json(parse_json(file.read_bytes(), "it"))
+    except (OSError, ValueError) as error:
         raise NoView(f"{file} is no view of latent variables: {error}") from error
 
 
