@@ -268,8 +268,77 @@ class _Evil:
 def test_checkpoint_that_would_run_code_does_not(runs: Callable[..., pathlib.Path], tmp_path: pathlib.Path) -> None:
     place = runs("topk")
     (place / "topk" / "checkpoints" / "last.pt").write_bytes(pickle.dumps(_Evil(tmp_path / "trace")))
-    assert "last.pt cannot be read" in page_of(place, out=tmp_path / "page.html")
+    text = text_of(page_of(place, out=tmp_path / "page.html"))
+    assert "last.pt is no checkpoint of sparsum, or damaged; nothing in it was run" in text
+    assert "weights_only" not in text
     assert not (tmp_path / "trace").exists()
+
+
+def _without_model(file: pathlib.Path) -> None:
+    torch.save({"epoch": 0}, file)
+
+
+def _of_another_shape(file: pathlib.Path) -> None:
+    torch.save({"epoch": 0, "model": {"weight": torch.zeros(2)}}, file)
+
+
+def _cut(file: pathlib.Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+BAD_CHECKPOINTS: dict[str, tuple[Callable[[pathlib.Path], Any], str]] = {
+    "empty": (lambda file: file.write_bytes(b""), "is empty or cut short"),
+    "cut": (_cut, "is empty or cut short"),
+    "garbage": (lambda file: file.write_bytes(b"no checkpoint"), "is no checkpoint of sparsum, or damaged"),
+    "a list": (lambda file: torch.save([1], file), "is no checkpoint that can be read: it holds a list"),
+    "without a model": (_without_model, "holds no model"),
+    "of another shape": (_of_another_shape, "does not fit the run's config.json: it is of another experiment or shape"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "message"), BAD_CHECKPOINTS.values(), ids=BAD_CHECKPOINTS)
+def test_bad_checkpoint_is_one_plain_line(
+    runs: Callable[..., pathlib.Path], tmp_path: pathlib.Path, spoil: Callable[[pathlib.Path], Any], message: str
+) -> None:
+    place = runs("topk")
+    file = place / "topk" / "checkpoints" / "last.pt"
+    spoil(file)
+    text = text_of(page_of(place, out=tmp_path / "page.html"))
+    assert f"{file} {message}" in text
+    assert "remove it" not in text
+    with pytest.raises(ValueError, match=message):
+        evaluate_run(place / "topk", n_samples=2)
+
+
+def test_checkpoint_without_its_epoch_is_not_evaluated(runs: Callable[..., pathlib.Path]) -> None:
+    place = runs("topk")
+    file = place / "topk" / "checkpoints" / "last.pt"
+    torch.save({"model": torch.load(file, weights_only=True)["model"]}, file)
+    with pytest.raises(ValueError, match="does not say which epoch it comes after"):
+        evaluate_run(place / "topk", n_samples=2)
+
+
+@pytest.mark.parametrize("name", ["symbols", "topk", "classes"])
+def test_weights_that_are_no_numbers_give_no_view(runs: Callable[..., pathlib.Path], name: str) -> None:
+    place = runs(name)
+    file = place / name / "checkpoints" / "last.pt"
+    state = torch.load(file, weights_only=True)
+    for weights in state["model"].values():
+        weights.fill_(float("nan"))
+    torch.save(state, file)
+    with pytest.raises(latent.NoView, match=str(place / name)):
+        latent.latent_of_run(place / name)
+
+
+def test_failure_is_told_by_its_kind_where_its_text_says_little(
+    trained: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise KeyError("x")
+
+    monkeypatch.setattr(BitsView, "of", fail)
+    with pytest.raises(latent.NoView, match=r"topk: KeyError 'x'"):
+        latent.latent_of_run(trained / "topk")
 
 
 def recorded(place: pathlib.Path, out: pathlib.Path) -> list[pathlib.Path]:
@@ -360,6 +429,32 @@ def test_broken_view_is_named(
     (tmp_path / "latent.json").write_text(json.dumps(content))
     with pytest.raises(latent.NoView, match=rf"latent\.json is no view of latent variables: .*{message}"):
         latent.read_latent(tmp_path / "latent.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_set("n_guessed", to=10**5), "n_guessed is larger than its n_images"),
+        (_set("n_used", to=10**5), "n_used is larger than its n_symbols"),
+        (_set("n_named", to=10**5), "n_named is larger than its n_concepts"),
+        (_set("symbols", 0, "symbol", to=10**5), "there is a symbol 100000"),
+        (_set("symbols", 0, "count", to=10**5), "more images than there are"),
+        (_set("symbols", 0, "concepts", 0, "count", to=10**5), "more images than the symbol"),
+    ],
+)
+def test_counts_of_symbols_agree(
+    trained: pathlib.Path, tmp_path: pathlib.Path, change: Callable[[dict[str, Any]], None], message: str
+) -> None:
+    content = json.loads(latent.latent_of_run(trained / "symbols").text())
+    change(content["view"])
+    (tmp_path / "latent.json").write_text(json.dumps(content))
+    with pytest.raises(latent.NoView, match=message):
+        latent.read_latent(tmp_path / "latent.json")
+
+
+def test_number_that_fits_no_float_is_refused() -> None:
+    with pytest.raises(ValueError, match="a number from 0 to 1"):
+        latent.Fields({"p": 10**400}).number("p", 0, 1)
 
 
 def test_weights_that_are_not_finite_are_refused(trained: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -9,6 +9,7 @@ import math
 import os
 import pathlib
 import tempfile
+import zipfile
 from typing import Any
 
 import torch
@@ -49,18 +50,30 @@ def write_tensors(path: pathlib.Path, content: dict[str, Any]) -> None:
 
 
 def read_tensors(path: pathlib.Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Read what `write_tensors` wrote; nothing else is unpickled."""
+    """Read what `write_tensors` wrote; nothing else is unpickled.
+
+    Raises:
+        ValueError: if it is something else, with the name of the file.
+    """
+    if _is_cut_short(path):
+        raise ValueError(f"{path} is empty or cut short")
     try:
         content = torch.load(path, map_location=device, weights_only=True)
-    except FileNotFoundError:
+    except (OSError, torch.cuda.OutOfMemoryError):
         raise
+    # What torch says of such a file tells how to run the code in it, which nobody should.
     except Exception as error:
-        raise ValueError(
-            f"{path} cannot be read: {str(error).splitlines()[0]}; if it is broken, remove it to begin anew"
-        ) from error
+        raise ValueError(f"{path} is no checkpoint of sparsum, or damaged; nothing in it was run") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} is no checkpoint that can be read: it holds a {type(content).__name__}")
     return content
+
+
+def _is_cut_short(path: pathlib.Path) -> bool:
+    """Whether a file is empty, or begins as `write_tensors` does, a ZIP archive, and lacks the end of one."""
+    with path.open("rb") as file:
+        begin = file.read(2)
+    return not begin or (begin == b"PK" and not zipfile.is_zipfile(path))
 
 
 def append_line(path: pathlib.Path, content: Any) -> None:

@@ -64,9 +64,16 @@ def latent_of_run(path: pathlib.Path, data_dir: str | None = None) -> Latent:
         with torch.no_grad():
             view = VIEWS[experiment.name].of(experiment, generator_for("cpu", 0, "latent view"))
     except _FAILURES as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise NoView(f"{path}: {reason or type(error).__name__}") from error
+        raise NoView(_reason(path, error)) from error
     return Latent(experiment.name, args.data_name, args.method, getattr(args, "bits", None), args.seed, view)
+
+
+def _reason(path: pathlib.Path, error: Exception) -> str:
+    """Why there is no view of a run, in one line that names it."""
+    text = (str(error).splitlines() or [""])[0]
+    if not text or isinstance(error, AttributeError | LookupError | TypeError):  # whose texts say little alone
+        text = f"{type(error).__name__} {text}".strip()
+    return text if str(path) in text else f"{path}: {text}"
 
 
 def read_latent(file: pathlib.Path) -> Latent:
