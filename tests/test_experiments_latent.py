@@ -402,6 +402,8 @@ def _set(*path: str | int, to: Any) -> Callable[[dict[str, Any]], None]:
 BROKEN = {
     "another experiment": (_set("experiment", to="x"), "there is no experiment"),
     "other bits": (_set("bits", to=9), "its decoder takes 8"),
+    "another config": (_set("config", "method", to="sfe"), "its config is of another run"),
+    "no config": (_set("config", to=None), "a wrong 'config', which has to be names and values"),
     "no view": (_set("view", to=[]), "view of the file holds no names"),
     "short weights": (_set("view", "weights", to="AAAA"), "bytes in base64"),
     "no base64": (_set("view", "weights", to="<script>"), "bytes in base64"),
@@ -506,6 +508,32 @@ def test_kept_view_of_other_runs_is_not_shown(runs: Callable[..., pathlib.Path],
     other.unlink()
     text = text_of(page_of(tmp_path / "results", out=tmp_path / "page.html"))
     assert f"{one} is of other runs than the records beside it" in text
+
+
+def test_kept_view_of_another_setting_is_not_shown(runs: Callable[..., pathlib.Path], tmp_path: pathlib.Path) -> None:
+    """Records of another setting may come into its folder once the earlier ones are gone."""
+    place, out = runs("topk"), tmp_path / "results"
+    record, kept = recorded(place, out)
+    record.unlink()
+    config = json.loads((place / "topk" / "config.json").read_text())
+    config["args"]["lr"] = 0.125
+    (place / "topk" / "config.json").write_text(json.dumps(config))
+    assert write_records([place], out) == [record]
+    page = page_of(out, out=tmp_path / "page.html")
+    assert f"{kept} is of other runs than the records beside it: lr 0.002 instead of 0.125" in text_of(page)
+    assert '"weights":' not in page
+
+
+def test_kept_view_is_of_all_seeds_and_versions(runs: Callable[..., pathlib.Path], tmp_path: pathlib.Path) -> None:
+    record, kept = recorded(runs("topk"), tmp_path / "results")
+    content, view = json.loads(record.read_text()), json.loads(kept.read_text())
+    assert view["config"] == content["config"]
+    del view["config"]["score_temperature"]  # as of an older version
+    kept.write_text(json.dumps(view))
+    content["seed"] = content["config"]["seed"] = 5
+    record.write_text(json.dumps(content))
+    record.rename(record.with_name("seed-5.json"))
+    assert '"weights":' in page_of(tmp_path / "results", out=tmp_path / "page.html")
 
 
 def test_page_stays_small(

@@ -65,6 +65,13 @@ class Fields:
         """Names and values within these."""
         return Fields(self._content.get(name), f"{name} of {self._where}")
 
+    def mapping(self, name: str) -> dict[str, Any]:
+        """Names and values that are not known beforehand, and not checked."""
+        value = self._content.get(name)
+        if not isinstance(value, dict):
+            raise self._wrong(name, "names and values")
+        return value
+
     def raw(self, name: str, size: int) -> bytes:
         """So many bytes."""
         value = self._content.get(name)
