@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sparsum.experiments._files import write_bytes
 from sparsum.experiments.registry import make_args
 from sparsum.experiments.report import (
     RECORD_KEYS,
@@ -128,7 +129,7 @@ def test_an_evaluation_in_the_middle_of_an_epoch_says_so(tmp_path: Path) -> None
         write_records([tmp_path / "runs"], tmp_path / "results")
 
 
-@pytest.mark.parametrize("variant", ["../x", "A", "a b", "-a"])
+@pytest.mark.parametrize("variant", ["../x", "A", "a b", "-a", "a" * 300])
 def test_a_variant_is_part_of_a_name(tmp_path: Path, variant: str) -> None:
     with pytest.raises(ValueError, match="--variant"):
         write_records([tmp_path], tmp_path / "results", variant)
@@ -257,3 +258,26 @@ def test_lists_of_different_lengths_are_told(tmp_path: Path) -> None:
     file.write_text(json.dumps(record))
     with pytest.raises(ValueError, match="lists of epochs have different lengths, from 2 to 3"):
         read_record(file)
+
+
+def test_what_no_record_can_hold_is_named_with_its_file(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs", test={"elbo": float("nan"), "rate": 1.0})
+    file = tmp_path / "runs" / "metrics.jsonl"
+    file.write_text(file.read_text().replace("0.3333333333333333", "Infinity"))
+    with pytest.raises(ValueError, match="has no finite number for") as failure:
+        write_records([tmp_path / "runs"], tmp_path / "results")
+    assert f"{tmp_path / 'runs' / 'evaluation.json'} has no finite number for elbo\n" in str(failure.value)
+    assert f"{file} has no finite number for loss\n" in str(failure.value)
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_file_that_cannot_be_written_is_named_itself(tmp_path: Path) -> None:
+    (tmp_path / "page.html" / "folder").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError) as failure:
+        write_bytes(tmp_path / "page.html", b"")
+    assert str(failure.value).endswith(f": '{tmp_path / 'page.html'}'")
+    long = tmp_path / ("a" * 300)
+    with pytest.raises(OSError, match="too long") as failure_of_name:
+        write_bytes(long, b"")
+    assert failure_of_name.value.filename == str(long)
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]

@@ -19,8 +19,19 @@ _MAX_DEPTH, _MAX_DIGITS = 50, 100
 
 
 def write_bytes(path: pathlib.Path, content: bytes) -> None:
-    """Write a file so that a reader, or a crash at any moment, finds the old content or the new one, and nothing else."""
+    """Write a file so that a reader, or a crash at any moment, finds the old content or the new one, and nothing else.
+
+    Raises:
+        OSError: if it cannot be written; it names this file, and not the one that the content goes to at first.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _write_and_rename(path, content)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def _write_and_rename(path: pathlib.Path, content: bytes) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -29,11 +40,9 @@ def write_bytes(path: pathlib.Path, content: bytes) -> None:
             os.fsync(file.fileno())
         os.chmod(name, 0o644)
         os.replace(name, path)
-    except BaseException as error:
+    except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)
         raise
 
 
