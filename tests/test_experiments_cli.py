@@ -165,6 +165,7 @@ def test_settings_of_another_version_are_named(
     for content, message in (
         ("[]", "does not say what a run was told"),
         ("{", "is no JSON"),
+        ("[" * 100_000, "is nested too deeply"),
         ('{"experiment": "ssvae", "args": {"method": "sparse", "flavour": 1}}', "this version knows no flavour of ssvae"),
     ):
         (tmp_path / "run" / "config.json").write_text(content)

@@ -399,10 +399,11 @@ def _set(*path: str | int, to: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
-BROKEN = {
+BROKEN: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "another experiment": (_set("experiment", to="x"), "there is no experiment"),
     "other bits": (_set("bits", to=9), "its decoder takes 8"),
     "another config": (_set("config", "method", to="sfe"), "its config is of another run"),
+    "of an older version": (lambda content: content.pop("config"), "write it anew by sparsum record --latent"),
     "no config": (_set("config", to=None), "a wrong 'config', which has to be names and values"),
     "no view": (_set("view", to=[]), "view of the file holds no names"),
     "short weights": (_set("view", "weights", to="AAAA"), "bytes in base64"),

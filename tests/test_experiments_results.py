@@ -199,6 +199,13 @@ def test_a_measurement_that_is_no_number_is_named(tmp_path: Path, change: tuple[
     assert f"line 1 of {file}" in problem
 
 
+def test_missing_metrics_are_told_as_such(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", test={"elbo": -1.0})
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    (problem,) = left_out(tmp_path, out=tmp_path / "page.html")
+    assert f"{tmp_path / 'run' / 'metrics.jsonl'} is missing or lacks epochs" in problem
+
+
 def test_an_evaluation_that_is_a_folder_does_not_hide_its_run(tmp_path: Path) -> None:
     make_run(tmp_path / "run")
     (tmp_path / "run" / "evaluation.json").mkdir()

@@ -114,6 +114,8 @@ def read_latent(file: pathlib.Path) -> Latent:
 
 def _from_json(content: Any) -> Latent:
     fields = Fields(content, "the file")
+    if "config" not in content:
+        raise ValueError("it does not say what its run was told: write it anew by sparsum record --latent")
     experiment = fields.text("experiment")
     if experiment not in VIEWS:
         raise ValueError(f"there is no experiment {experiment!r}")
