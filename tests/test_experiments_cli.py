@@ -107,6 +107,9 @@ def test_a_run_that_cannot_be_evaluated_does_not_keep_others_from_it(
     assert sparsum(monkeypatch, "evaluate", "runs") == 2
     assert "has no checkpoint 'last' yet" in capsys.readouterr().err
     assert (tmp_path / "runs" / "b" / "evaluation.json").exists()
+    (tmp_path / "runs" / "a" / "checkpoints" / "last.pt").touch()
+    assert sparsum(monkeypatch, "evaluate", "runs/a") == 2
+    assert "last.pt is empty or cut short" in capsys.readouterr().err
 
 
 def test_resuming_needs_none_of_what_the_run_was_told(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,6 +165,7 @@ def test_settings_of_another_version_are_named(
     for content, message in (
         ("[]", "does not say what a run was told"),
         ("{", "is no JSON"),
+        ("[" * 100_000, "is nested too deeply"),
         ('{"experiment": "ssvae", "args": {"method": "sparse", "flavour": 1}}', "this version knows no flavour of ssvae"),
     ):
         (tmp_path / "run" / "config.json").write_text(content)

@@ -268,8 +268,77 @@ class _Evil:
 def test_checkpoint_that_would_run_code_does_not(runs: Callable[..., pathlib.Path], tmp_path: pathlib.Path) -> None:
     place = runs("topk")
     (place / "topk" / "checkpoints" / "last.pt").write_bytes(pickle.dumps(_Evil(tmp_path / "trace")))
-    assert "last.pt cannot be read" in page_of(place, out=tmp_path / "page.html")
+    text = text_of(page_of(place, out=tmp_path / "page.html"))
+    assert "last.pt is no checkpoint of sparsum, or damaged; nothing in it was run" in text
+    assert "weights_only" not in text
     assert not (tmp_path / "trace").exists()
+
+
+def _without_model(file: pathlib.Path) -> None:
+    torch.save({"epoch": 0}, file)
+
+
+def _of_another_shape(file: pathlib.Path) -> None:
+    torch.save({"epoch": 0, "model": {"weight": torch.zeros(2)}}, file)
+
+
+def _cut(file: pathlib.Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+BAD_CHECKPOINTS: dict[str, tuple[Callable[[pathlib.Path], Any], str]] = {
+    "empty": (lambda file: file.write_bytes(b""), "is empty or cut short"),
+    "cut": (_cut, "is empty or cut short"),
+    "garbage": (lambda file: file.write_bytes(b"no checkpoint"), "is no checkpoint of sparsum, or damaged"),
+    "a list": (lambda file: torch.save([1], file), "is no checkpoint that can be read: it holds a list"),
+    "without a model": (_without_model, "holds no model"),
+    "of another shape": (_of_another_shape, "does not fit the run's config.json: it is of another experiment or shape"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "message"), BAD_CHECKPOINTS.values(), ids=BAD_CHECKPOINTS)
+def test_bad_checkpoint_is_one_plain_line(
+    runs: Callable[..., pathlib.Path], tmp_path: pathlib.Path, spoil: Callable[[pathlib.Path], Any], message: str
+) -> None:
+    place = runs("topk")
+    file = place / "topk" / "checkpoints" / "last.pt"
+    spoil(file)
+    text = text_of(page_of(place, out=tmp_path / "page.html"))
+    assert f"{file} {message}" in text
+    assert "remove it" not in text
+    with pytest.raises(ValueError, match=message):
+        evaluate_run(place / "topk", n_samples=2)
+
+
+def test_checkpoint_without_its_epoch_is_not_evaluated(runs: Callable[..., pathlib.Path]) -> None:
+    place = runs("topk")
+    file = place / "topk" / "checkpoints" / "last.pt"
+    torch.save({"model": torch.load(file, weights_only=True)["model"]}, file)
+    with pytest.raises(ValueError, match="does not say which epoch it comes after"):
+        evaluate_run(place / "topk", n_samples=2)
+
+
+@pytest.mark.parametrize("name", ["symbols", "topk", "classes"])
+def test_weights_that_are_no_numbers_give_no_view(runs: Callable[..., pathlib.Path], name: str) -> None:
+    place = runs(name)
+    file = place / name / "checkpoints" / "last.pt"
+    state = torch.load(file, weights_only=True)
+    for weights in state["model"].values():
+        weights.fill_(float("nan"))
+    torch.save(state, file)
+    with pytest.raises(latent.NoView, match=str(place / name)):
+        latent.latent_of_run(place / name)
+
+
+def test_failure_is_told_by_its_kind_where_its_text_says_little(
+    trained: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise KeyError("x")
+
+    monkeypatch.setattr(BitsView, "of", fail)
+    with pytest.raises(latent.NoView, match=r"topk: KeyError 'x'"):
+        latent.latent_of_run(trained / "topk")
 
 
 def recorded(place: pathlib.Path, out: pathlib.Path) -> list[pathlib.Path]:
@@ -330,9 +399,12 @@ def _set(*path: str | int, to: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
-BROKEN = {
+BROKEN: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "another experiment": (_set("experiment", to="x"), "there is no experiment"),
     "other bits": (_set("bits", to=9), "its decoder takes 8"),
+    "another config": (_set("config", "method", to="sfe"), "its config is of another run"),
+    "of an older version": (lambda content: content.pop("config"), "write it anew by sparsum record --latent"),
+    "no config": (_set("config", to=None), "a wrong 'config', which has to be names and values"),
     "no view": (_set("view", to=[]), "view of the file holds no names"),
     "short weights": (_set("view", "weights", to="AAAA"), "bytes in base64"),
     "no base64": (_set("view", "weights", to="<script>"), "bytes in base64"),
@@ -345,6 +417,7 @@ BROKEN = {
     "a code of other signs": (_set("view", "examples", 0, "atoms", 0, "bits", to="0101010x"), "not of 8 bits"),
     "no probability": (_set("view", "examples", 0, "atoms", 0, "probability", to=1.5), "a number from 0 to 1"),
     "not finite": (_set("view", "examples", 0, "atoms", 0, "probability", to=float("nan")), "a number from 0 to 1"),
+    "a huge probability": (_set("view", "examples", 0, "atoms", 0, "probability", to=10**400), "whole number of 401 digits"),
     "no codes": (_set("view", "examples", 0, "atoms", to=[]), "a list of 1 to"),
     "a label that is none": (_set("view", "examples", 0, "label", to={"a": 1}), "a text of at most"),
 }
@@ -359,6 +432,32 @@ def test_broken_view_is_named(
     (tmp_path / "latent.json").write_text(json.dumps(content))
     with pytest.raises(latent.NoView, match=rf"latent\.json is no view of latent variables: .*{message}"):
         latent.read_latent(tmp_path / "latent.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_set("n_guessed", to=10**5), "n_guessed is larger than its n_images"),
+        (_set("n_used", to=10**5), "n_used is larger than its n_symbols"),
+        (_set("n_named", to=10**5), "n_named is larger than its n_concepts"),
+        (_set("symbols", 0, "symbol", to=10**5), "there is a symbol 100000"),
+        (_set("symbols", 0, "count", to=10**5), "more images than there are"),
+        (_set("symbols", 0, "concepts", 0, "count", to=10**5), "more images than the symbol"),
+    ],
+)
+def test_counts_of_symbols_agree(
+    trained: pathlib.Path, tmp_path: pathlib.Path, change: Callable[[dict[str, Any]], None], message: str
+) -> None:
+    content = json.loads(latent.latent_of_run(trained / "symbols").text())
+    change(content["view"])
+    (tmp_path / "latent.json").write_text(json.dumps(content))
+    with pytest.raises(latent.NoView, match=message):
+        latent.read_latent(tmp_path / "latent.json")
+
+
+def test_number_that_fits_no_float_is_refused() -> None:
+    with pytest.raises(ValueError, match="a number from 0 to 1"):
+        latent.Fields({"p": 10**400}).number("p", 0, 1)
 
 
 def test_weights_that_are_not_finite_are_refused(trained: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -410,6 +509,32 @@ def test_kept_view_of_other_runs_is_not_shown(runs: Callable[..., pathlib.Path],
     other.unlink()
     text = text_of(page_of(tmp_path / "results", out=tmp_path / "page.html"))
     assert f"{one} is of other runs than the records beside it" in text
+
+
+def test_kept_view_of_another_setting_is_not_shown(runs: Callable[..., pathlib.Path], tmp_path: pathlib.Path) -> None:
+    """Records of another setting may come into its folder once the earlier ones are gone."""
+    place, out = runs("topk"), tmp_path / "results"
+    record, kept = recorded(place, out)
+    record.unlink()
+    config = json.loads((place / "topk" / "config.json").read_text())
+    config["args"]["lr"] = 0.125
+    (place / "topk" / "config.json").write_text(json.dumps(config))
+    assert write_records([place], out) == [record]
+    page = page_of(out, out=tmp_path / "page.html")
+    assert f"{kept} is of other runs than the records beside it: lr 0.002 instead of 0.125" in text_of(page)
+    assert '"weights":' not in page
+
+
+def test_kept_view_is_of_all_seeds_and_versions(runs: Callable[..., pathlib.Path], tmp_path: pathlib.Path) -> None:
+    record, kept = recorded(runs("topk"), tmp_path / "results")
+    content, view = json.loads(record.read_text()), json.loads(kept.read_text())
+    assert view["config"] == content["config"]
+    del view["config"]["score_temperature"]  # as of an older version
+    kept.write_text(json.dumps(view))
+    content["seed"] = content["config"]["seed"] = 5
+    record.write_text(json.dumps(content))
+    record.rename(record.with_name("seed-5.json"))
+    assert '"weights":' in page_of(tmp_path / "results", out=tmp_path / "page.html")
 
 
 def test_page_stays_small(

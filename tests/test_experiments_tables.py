@@ -334,3 +334,25 @@ def test_a_page_does_not_replace_a_record(tmp_path: Path) -> None:
     app(["report", str(file)], standalone_mode=False)
     assert file.read_text() == before
     assert (file.parent / "report.html").exists()
+
+
+def test_a_page_replaces_pages_alone(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", {"accuracy": 0.75})
+    (record,) = make_records(tmp_path / "run", tmp_path / "results")
+    (tmp_path / "empty.html").touch()
+    for _ in range(2):  # the second time a page is there
+        app(["report", str(record.parent), "-o", str(tmp_path / "empty.html")], standalone_mode=False)
+        assert (tmp_path / "empty.html").read_text().startswith("<!doctype html>")
+    before = record.read_text()
+    with pytest.raises(ValueError, match=r"seed-0\.json is there and is no page"):
+        app(["report", str(record.parent), "-o", str(record)], standalone_mode=False)
+    assert record.read_text() == before
+
+
+@pytest.mark.parametrize("flags", [[], ["--markdown"], ["--latex"]])
+def test_nothing_but_broken_records_is_a_failure(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "seed-0.json").write_text("{}")
+    assert app(["report", str(tmp_path), *flags], standalone_mode=False) == 1
+    assert "is no record of a run" in re.sub(r"\s+", " ", capsys.readouterr().out)

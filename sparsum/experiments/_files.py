@@ -5,17 +5,33 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import os
 import pathlib
 import tempfile
+import zipfile
 from typing import Any
 
 import torch
 
+# What is written here comes nowhere near these, and what is beyond them would fail later: in a recursion, or as a float.
+_MAX_DEPTH, _MAX_DIGITS = 50, 100
+
 
 def write_bytes(path: pathlib.Path, content: bytes) -> None:
-    """Write a file so that a reader, or a crash at any moment, finds the old content or the new one, and nothing else."""
+    """Write a file so that a reader, or a crash at any moment, finds the old content or the new one, and nothing else.
+
+    Raises:
+        OSError: if it cannot be written; it names this file, and not the one that the content goes to at first.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _write_and_rename(path, content)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def _write_and_rename(path: pathlib.Path, content: bytes) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -24,11 +40,9 @@ def write_bytes(path: pathlib.Path, content: bytes) -> None:
             os.fsync(file.fileno())
         os.chmod(name, 0o644)
         os.replace(name, path)
-    except BaseException as error:
+    except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)
         raise
 
 
@@ -45,18 +59,30 @@ def write_tensors(path: pathlib.Path, content: dict[str, Any]) -> None:
 
 
 def read_tensors(path: pathlib.Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Read what `write_tensors` wrote; nothing else is unpickled."""
+    """Read what `write_tensors` wrote; nothing else is unpickled.
+
+    Raises:
+        ValueError: if it is something else, with the name of the file.
+    """
+    if _is_cut_short(path):
+        raise ValueError(f"{path} is empty or cut short")
     try:
         content = torch.load(path, map_location=device, weights_only=True)
-    except FileNotFoundError:
+    except (OSError, torch.cuda.OutOfMemoryError):
         raise
+    # What torch says of such a file tells how to run the code in it, which nobody should.
     except Exception as error:
-        raise ValueError(
-            f"{path} cannot be read: {str(error).splitlines()[0]}; if it is broken, remove it to begin anew"
-        ) from error
+        raise ValueError(f"{path} is no checkpoint of sparsum, or damaged; nothing in it was run") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} is no checkpoint that can be read: it holds a {type(content).__name__}")
     return content
+
+
+def _is_cut_short(path: pathlib.Path) -> bool:
+    """Whether a file is empty, or begins as `write_tensors` does, a ZIP archive, and lacks the end of one."""
+    with path.open("rb") as file:
+        begin = file.read(2)
+    return not begin or (begin == b"PK" and not zipfile.is_zipfile(path))
 
 
 def append_line(path: pathlib.Path, content: Any) -> None:
@@ -74,8 +100,63 @@ def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
     lines = path.read_bytes().split(b"\n")
     found = []
     for number, line in enumerate(lines[:-1], start=1):  # what follows the last line end was never finished
-        try:
-            found.append(json.loads(line))
-        except ValueError as error:
-            raise ValueError(f"line {number} of {path} is no JSON: {error}") from error
+        found.append(parse_json(line, f"line {number} of {path}"))
     return found
+
+
+def read_json(path: pathlib.Path, *, finite: bool = False) -> Any:
+    """What a JSON file holds; `parse_json` says what is refused."""
+    return parse_json(path.read_bytes(), str(path), finite=finite)
+
+
+def parse_json(text: bytes, where: str, *, finite: bool = False) -> Any:
+    """What a text of JSON holds.
+
+    Args:
+        text: in UTF-8.
+        where: what it is, for messages.
+        finite: whether to refuse NaN and infinities, which Python writes and no standard knows.
+
+    Raises:
+        ValueError: if it is no JSON, nested too deeply, or holds a number or a text that Python cannot go on with.
+    """
+    try:
+        constant = _no_number if finite else float
+        content = json.loads(text.decode(), parse_int=_whole, parse_float=_real, parse_constant=constant)
+        _check(content, _MAX_DEPTH)
+    except RecursionError:
+        raise ValueError(f"{where} is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"{where} is no JSON: {error}") from error
+    return content
+
+
+def _check(content: Any, depth: int) -> None:
+    """Refuse texts that cannot be written again, and values within too many others."""
+    if isinstance(content, str):
+        content.encode()  # half of a pair of surrogates is no sign
+    if not isinstance(content, dict | list):
+        return
+    if depth == 0:
+        raise RecursionError
+    for each in content:
+        _check(each, depth - 1)
+    for each in content.values() if isinstance(content, dict) else ():
+        _check(each, depth - 1)
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError(f"a whole number of {len(digits)} digits is too large")
+    return int(digits)
+
+
+def _real(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"{digits[:20]} is too large a number")
+    return value
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number")

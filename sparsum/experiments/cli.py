@@ -45,7 +45,7 @@ from sparsum.experiments._record import DivergedError
 from sparsum.experiments.demo import run_demo
 from sparsum.experiments.evaluate import evaluate_run
 from sparsum.experiments.registry import WrongUseError
-from sparsum.experiments.report import find_runs, read_comparisons, summary_table, write_report
+from sparsum.experiments.report import find_runs, read_comparisons, read_sections, summary_table, write_report
 from sparsum.experiments.report import latex as as_latex
 from sparsum.experiments.report import markdown as as_markdown
 from sparsum.experiments.results import write_records
@@ -65,6 +65,8 @@ app = typer.Typer(
 app.add_typer(_data_commands.app, name="data")
 
 _out = Console(markup=False)
+# What pages begin with.
+_BEGIN = b"<!doctype html>"
 
 
 @app.command()
@@ -248,11 +250,30 @@ def report(
             raise WrongUseError("--markdown, --latex and --out are three ways to report: choose one")
         tables, problems = read_comparisons(runs)
         typer.echo((as_markdown if markdown else as_latex)(tables, problems))
-        return
-    _out.print(summary_table(runs))
+        raise typer.Exit(0 if tables else 1)
     first = runs[0] if runs[0].is_dir() else runs[0].parent  # never in the place of a record
-    page = write_report(runs, first if out is None else out, data_dir)
+    file = _page_file(first if out is None else out)
+    _out.print(summary_table(runs))
+    page = write_report(runs, file, data_dir)
     _out.print(str(page), highlight=False, soft_wrap=True)
+    sections, _ = read_sections(runs)
+    raise typer.Exit(0 if sections else 1)
+
+
+def _page_file(out: pathlib.Path) -> pathlib.Path:
+    """The file of a page.
+
+    Raises:
+        WrongUseError: if it is there and is no page, since what it holds may be needed: a record, say.
+    """
+    file = out / "report.html" if out.is_dir() or not out.suffix else out
+    if not file.is_file():
+        return file
+    with file.open("rb") as old:
+        begin = old.read(len(_BEGIN))
+    if begin and begin.lower() != _BEGIN:
+        raise WrongUseError(f"{file} is there and is no page: choose another --out, or remove it")
+    return file
 
 
 @app.command()

@@ -45,13 +45,14 @@ def evaluate_run(
     if split not in SPLITS:
         raise WrongUseError(f"--split must be one of {', '.join(SPLITS)}, got {split!r}")
     experiment, state = restore_experiment(path, checkpoint=checkpoint, device=device, data_dir=data_dir)
+    n_epochs = _n_epochs(state, RunFolder(path).checkpoint_file(checkpoint))  # a broken one is told before the work
     place, seed = next(experiment.model.parameters()).device, experiment.args.seed
     generator = generator_for(place, seed, "evaluation", split)
     with torch.no_grad():
         metrics = experiment.evaluate(generator, split=split, limit=limit, n_samples=n_samples, progress=progress)
     if split == "test" and limit is None:
         name = "evaluation.json" if checkpoint == "last" else f"evaluation-{checkpoint}.json"
-        write_json(path / name, metrics | {"epochs": _n_epochs(state), "n_samples": n_samples})
+        write_json(path / name, metrics | {"epochs": n_epochs, "n_samples": n_samples})
     return metrics
 
 
@@ -62,6 +63,7 @@ def restore_experiment(
 
     Raises:
         WrongUseError: if there is no such checkpoint.
+        ValueError: if it cannot be read, or is of another run.
     """
     folder = RunFolder(path)
     config = folder.config()
@@ -75,13 +77,34 @@ def restore_experiment(
     if state is None:
         raise WrongUseError(f"{path} has no checkpoint {checkpoint!r} yet: {folder.checkpoint_file(checkpoint)} is missing")
     experiment = make_experiment(config["experiment"], args, place)
-    experiment.model.load_state_dict(state["model"])
+    _load_model(experiment.model, state, folder.checkpoint_file(checkpoint))
     experiment.model.eval()
     return experiment, state
 
 
-def _n_epochs(state: dict[str, Any]) -> float:
-    """How many epochs a checkpoint comes after, so that later readers can tell an evaluation of an earlier time."""
-    if "place" not in state:
-        return float(state["epoch"] + 1)
-    return float(state["place"]["epoch"]) + (0.5 if state["place"]["step"] else 0.0)  # in the middle of one
+def _load_model(model: torch.nn.Module, state: dict[str, Any], file: pathlib.Path) -> None:
+    """Give a model the weights of a checkpoint.
+
+    Raises:
+        ValueError: if it has none, or those of another model; it names the file.
+    """
+    if not isinstance(state.get("model"), dict):
+        raise ValueError(f"{file} holds no model")
+    try:
+        model.load_state_dict(state["model"])
+    except (AttributeError, RuntimeError, TypeError) as error:
+        raise ValueError(f"{file} does not fit the run's config.json: it is of another experiment or shape") from error
+
+
+def _n_epochs(state: dict[str, Any], file: pathlib.Path) -> float:
+    """How many epochs a checkpoint comes after, so that later readers can tell an evaluation of an earlier time.
+
+    Raises:
+        ValueError: if it does not say; it names the file.
+    """
+    try:
+        if "place" not in state:
+            return float(state["epoch"] + 1)
+        return float(state["place"]["epoch"]) + (0.5 if state["place"]["step"] else 0.0)  # in the middle of one
+    except (LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"{file} does not say which epoch it comes after") from error

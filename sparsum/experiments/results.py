@@ -8,12 +8,13 @@ it was made with. Beside the records of a setting there may be ``latent.json``, 
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from sparsum.experiments._files import write_bytes
+from sparsum.experiments._files import read_json, write_bytes
 from sparsum.experiments.registry import WrongUseError, train_options, with_defaults
 from sparsum.experiments.report import RunRecord, columns_of, read_folders, read_record, rounded
 from sparsum.experiments.report.latent import LATENT_FILE, NoView, latent_of_run
@@ -23,6 +24,10 @@ from sparsum.experiments.runs import RunFolder
 _EPOCH = ("train", "validation", "calls", "seconds")
 # Where a run was made does not belong to what it was told.
 _PLACES = ("data_dir", "device")
+# The variant is a part of the name of a folder, which may have 255 letters in all.
+_MAX_VARIANT = 100
+# The files of a run that the parts of its record come from.
+_SOURCES = {"config": "config.json", "test": "evaluation.json", "epochs": "metrics.jsonl"}
 
 
 def write_records(
@@ -49,6 +54,8 @@ def write_records(
     """
     if variant and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", variant):
         raise WrongUseError(f"--variant must be of small letters, digits, dots and hyphens, got {variant!r}")
+    if len(variant) > _MAX_VARIANT:
+        raise WrongUseError(f"--variant must have {_MAX_VARIANT} letters at most, got {len(variant)}")
     places = list(places)
     if out.exists() and not out.is_dir():
         raise WrongUseError(f"--out must be a folder, and {out} is a file")
@@ -60,6 +67,7 @@ def write_records(
     folders: dict[pathlib.Path, list[RunRecord]] = {}
     for run in runs if not problems else ():
         record = record_of(run, variant)
+        problems += _not_finite(run.path, record)
         file = out / _path(record)
         other = records.get(file) or _written(file)
         if other is not None and (file in records or _told(other) != _told(record)):
@@ -74,6 +82,23 @@ def write_records(
     for file, text in texts.items():
         write_bytes(file, text.encode())
     return list(texts)
+
+
+def _not_finite(path: pathlib.Path, record: dict[str, Any]) -> list[str]:
+    """What is no finite number in the files of a run, so that no JSON can hold it: a sentence for each of them."""
+    found = {file: sorted(set(_names_of_no_numbers(record[part]))) for part, file in _SOURCES.items()}
+    return [f"{path / file} has no finite number for {', '.join(names)}" for file, names in found.items() if names]
+
+
+def _names_of_no_numbers(value: Any, name: str = "") -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _names_of_no_numbers(each, key)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _names_of_no_numbers(each, name)
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield name
 
 
 def _views(folders: dict[pathlib.Path, list[RunRecord]], data_dir: str | None) -> dict[pathlib.Path, str]:
@@ -95,7 +120,7 @@ def _written(file: pathlib.Path) -> dict[str, Any] | None:
     if not file.exists():
         return None
     read_record(file)  # raises if it is none
-    written: dict[str, Any] = json.loads(file.read_text())
+    written: dict[str, Any] = read_json(file)
     return written
 
 
@@ -149,7 +174,7 @@ def record_of(run: RunRecord, variant: str = "") -> dict[str, Any]:
 
 def _evaluation(run: RunRecord) -> dict[str, float]:
     """What `sparsum evaluate` wrote: the metrics, their standard errors and the number of samples."""
-    found = json.loads((run.path / "evaluation.json").read_text())
+    found = read_json(run.path / "evaluation.json")
     return {name: value for name, value in found.items() if name != "epochs"}
 
 

@@ -18,7 +18,15 @@ from typing import Any
 import torch
 
 from sparsum.experiments._experiment import CommonArgs
-from sparsum.experiments._files import append_line, read_lines, read_tensors, write_bytes, write_json, write_tensors
+from sparsum.experiments._files import (
+    append_line,
+    read_json,
+    read_lines,
+    read_tensors,
+    write_bytes,
+    write_json,
+    write_tensors,
+)
 
 _PACKAGES = ("sparsum", "torch", "lightning-fabric", "numpy", "scipy")
 
@@ -78,10 +86,7 @@ class RunFolder:
         """What the run was told."""
         if not self.exists():
             raise FileNotFoundError(f"{self.path} holds no run: there is no config.json in it")
-        try:
-            config = json.loads(self.config_file.read_text())
-        except ValueError as error:
-            raise ValueError(f"{self.config_file} is no JSON: {error}") from error
+        config = read_json(self.config_file)
         if not isinstance(config, dict) or not isinstance(config.get("args"), dict) or "experiment" not in config:
             raise ValueError(f"{self.config_file} does not say what a run was told")
         return config

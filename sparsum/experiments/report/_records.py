@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import pathlib
 import shlex
@@ -10,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+from sparsum.experiments._files import read_json
 from sparsum.experiments.runs import RunFolder
 
 #: What every record of a run has.
@@ -108,9 +108,9 @@ def read_run(path: pathlib.Path) -> RunRecord:
             raise ValueError(f"line {number} of {folder.metrics_file} lacks validation, calls or seconds")
     try:
         test, problem = _read_evaluation(path / "evaluation.json", len(lines)), ""
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         test, problem = {}, str(error)
-    return RunRecord(path, config["experiment"], args, _typed(config.get("command", [])), lines, test, problem)
+    return RunRecord(path, config["experiment"], args, _typed(config.get("command")), lines, test, problem)
 
 
 def read_record(file: pathlib.Path) -> RunRecord:
@@ -119,21 +119,27 @@ def read_record(file: pathlib.Path) -> RunRecord:
     Raises:
         ValueError: if it is none.
     """
-    try:
-        record = json.loads(file.read_text())
-    except ValueError as error:
-        raise ValueError(f"{file} is no JSON: {error}") from error
+    record = read_json(file, finite=True)
     missing = [key for key in RECORD_KEYS if not isinstance(record, dict) or key not in record]
     if missing:
         raise ValueError(f"{file} is no record of a run: it lacks {', '.join(missing)}")
-    args, test = record["config"], record["test"]
+    try:
+        return _from_record(file, record)
+    except ValueError as error:
+        raise ValueError(f"{file} is no record of a run: {error}") from error
+
+
+def _from_record(file: pathlib.Path, record: dict[str, Any]) -> RunRecord:
+    args, test, variant = record["config"], record["test"], record["variant"]
     if not _is_told(args) or not isinstance(test, dict) or not isinstance(record["experiment"], str):
-        raise ValueError(f"{file} is no record of a run: it does not say what the run was told, or what it measured")
+        raise ValueError("it does not say what the run was told, or what it measured")
+    if not isinstance(variant, str | None):
+        raise ValueError("its variant is no text")
     lines = _lines_of(record["epochs"]) if isinstance(record["epochs"], dict) else []
     if not lines or not all(map(_is_measured, lines)):
-        raise ValueError(f"{file} is no record of a run: an epoch lacks validation, calls or seconds")
-    metrics = _without_errors(_numbers(test))
-    return RunRecord(file, record["experiment"], args, "", lines, metrics, variant=str(record["variant"] or ""))
+        raise ValueError("an epoch lacks validation, calls or seconds")
+    metrics = _without_errors(_numbers(test, "its test"))
+    return RunRecord(file, record["experiment"], args, "", lines, metrics, variant=variant or "")
 
 
 def columns_of(values: list[Any]) -> Any:
@@ -149,11 +155,19 @@ def columns_of(values: list[Any]) -> Any:
 
 
 def _lines_of(columns: Any) -> list[Any]:
-    """What `columns_of` was made of; as many epochs as the shortest list has."""
+    """What `columns_of` was made of.
+
+    Raises:
+        ValueError: if the lists are not all of the same length.
+    """
     if not isinstance(columns, dict):
         return columns if isinstance(columns, list) else []
-    epochs = zip(*map(_lines_of, columns.values()), strict=False)
-    return [dict(zip(columns, values, strict=True)) for values in epochs]
+    # Names without values say nothing of how many epochs there are.
+    found = {name: _lines_of(values) for name, values in columns.items() if values != {}}
+    lengths = sorted({len(values) for values in found.values()})
+    if len(lengths) > 1:
+        raise ValueError(f"its lists of epochs have different lengths, from {lengths[0]} to {lengths[-1]}")
+    return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
 
 
 def read_folders(places: Iterable[pathlib.Path]) -> tuple[list[RunRecord], list[str]]:
@@ -184,12 +198,7 @@ def _read_all(paths: Iterable[pathlib.Path], read: Callable[[pathlib.Path], RunR
 
 
 def _json(file: pathlib.Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text())
-    except FileNotFoundError:
-        raise
-    except ValueError as error:
-        raise ValueError(f"{file} is no JSON: {error}") from error
+    content = read_json(file)
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds a {type(content).__name__} where names and values are wanted")
     return content
@@ -200,31 +209,60 @@ def _is_told(args: Any) -> TypeGuard[dict[str, Any]]:
     if not isinstance(args, dict) or not set(args) >= _NEEDED:
         return False
     # Sorting and counting by them must not fail.
-    return isinstance(args["epochs"], int) and isinstance(args["method"], str) and isinstance(args.get("bits"), int | None)
+    is_named = isinstance(args["method"], str) and isinstance(args["data"], str)
+    counts = [args["epochs"], args["seed"], 0 if args.get("bits") is None else args["bits"]]
+    return is_named and all(map(_is_whole, counts))
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_measured(line: Any) -> bool:
     try:
-        float(line["seconds"] + line["calls"]["mean"] + sum(line["validation"].values()))
+        numbers = [line["seconds"], line["calls"]["mean"], *line["validation"].values()]
     except (KeyError, TypeError, AttributeError):
         return False
-    return True
+    return all(map(_is_number, numbers))
 
 
 def _read_evaluation(file: pathlib.Path, n_epochs: int) -> dict[str, float]:
     """The metrics of an evaluation, without the standard errors within the run: those over runs are what is reported."""
     if not file.exists():
         return {}
-    metrics = _numbers(_json(file))
-    if metrics.get("epochs", n_epochs) < n_epochs:
+    metrics = _numbers(_json(file), str(file))
+    found = _without_errors(metrics)
+    if not found:
+        raise ValueError(f"{file} holds no metrics: run sparsum evaluate {file.parent} again")
+    _check_time(file, metrics.get("epochs", max(n_epochs, 1)), n_epochs)
+    return found
+
+
+def _check_time(file: pathlib.Path, n_evaluated: float, n_epochs: int) -> None:
+    """Raise if an evaluation came after another number of epochs than were measured; an evaluation is of one at least."""
+    if n_evaluated < n_epochs:
         raise ValueError(f"{file} is of an earlier time than the last epoch: run sparsum evaluate {file.parent} again")
-    if metrics.get("epochs", n_epochs) > n_epochs:
+    if n_evaluated >= n_epochs + 1:
+        metrics = RunFolder(file.parent).metrics_file
+        raise ValueError(f"{metrics} is missing or lacks epochs: it has {n_epochs}, and {file.name} is of {n_evaluated:g}")
+    if n_evaluated > n_epochs:
         raise ValueError(f"{file} is of the middle of an epoch: finish the run, then sparsum evaluate {file.parent}")
-    return _without_errors(metrics)
 
 
-def _numbers(found: dict[str, Any]) -> dict[str, float]:
-    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+def _numbers(found: dict[str, Any], where: str) -> dict[str, float]:
+    """What an evaluation found.
+
+    Raises:
+        ValueError: if something in it is no number.
+    """
+    wrong = [name for name, value in found.items() if not _is_number(value)]
+    if wrong:
+        raise ValueError(f"{where} holds no number for {', '.join(wrong)[:200]}")
+    return found
 
 
 def _without_errors(metrics: dict[str, float]) -> dict[str, float]:
@@ -244,9 +282,9 @@ def rounded(value: Any) -> Any:
     return value
 
 
-def _typed(command: list[str]) -> str:
+def _typed(command: Any) -> str:
     """A command as one types it, wherever the program lay."""
-    if not command:
+    if not command or not isinstance(command, list) or not all(isinstance(word, str) for word in command):
         return "not recorded"
     program = "sparsum" if pathlib.Path(command[0]).name in {"cli.py", "main.py", "sparsum"} else command[0]
     return shlex.join([program, *command[1:]])

@@ -65,6 +65,13 @@ class Fields:
         """Names and values within these."""
         return Fields(self._content.get(name), f"{name} of {self._where}")
 
+    def mapping(self, name: str) -> dict[str, Any]:
+        """Names and values that are not known beforehand, and not checked."""
+        value = self._content.get(name)
+        if not isinstance(value, dict):
+            raise self._wrong(name, "names and values")
+        return value
+
     def raw(self, name: str, size: int) -> bytes:
         """So many bytes."""
         value = self._content.get(name)
@@ -91,7 +98,8 @@ class Fields:
 
     def _number(self, name: str, value: Any, least: float, most: float) -> float:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or not least <= value <= most:
+        # The bounds come first: a whole number may be too large for a float.
+        if not is_number or not least <= value <= most or not math.isfinite(value):
             raise self._wrong(name, f"a number from {least} to {most}")
         return float(value)
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import pathlib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
+from sparsum.experiments._files import parse_json
 from sparsum.experiments._seeds import generator_for
 from sparsum.experiments.evaluate import restore_experiment
+from sparsum.experiments.registry import with_defaults
+from sparsum.experiments.report._records import RunRecord, rounded
+from sparsum.experiments.report._sections import PLACES
 from sparsum.experiments.report.latent._bits import BitsView
 from sparsum.experiments.report.latent._classes import ClassesView
 from sparsum.experiments.report.latent._fields import Fields
@@ -32,19 +36,28 @@ class NoView(Exception):
 
 @dataclass(frozen=True)
 class Latent:
-    """A view, and the run that it is of."""
+    """A view, and the run that it is of; the config is all that the run was told, in the terms of its record."""
 
     experiment: str
     data: str
     method: str
     bits: int | None
     seed: int
+    config: dict[str, Any]
     view: AbstractView
 
     def text(self) -> str:
         """For a file."""
         content = vars(self) | {"view": self.view.to_json()}
         return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+    def difference(self, run: RunRecord) -> str:
+        """What sets a run apart from the one of the view, but for its seed and where it was made; empty if nothing does."""
+        if run.experiment != self.experiment:
+            return f"experiment {self.experiment} instead of {run.experiment}"
+        kept, here = (_comparable(self.experiment, config) for config in (self.config, run.args))
+        names = [name for name in here | kept if kept.get(name) != here.get(name)]
+        return ", ".join(f"{name} {str(kept.get(name))[:50]} instead of {str(here.get(name))[:50]}" for name in names)
 
 
 def latent_of_run(path: pathlib.Path, data_dir: str | None = None) -> Latent:
@@ -63,9 +76,26 @@ def latent_of_run(path: pathlib.Path, data_dir: str | None = None) -> Latent:
         with torch.no_grad():
             view = VIEWS[experiment.name].of(experiment, generator_for("cpu", 0, "latent view"))
     except _FAILURES as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise NoView(f"{path}: {reason or type(error).__name__}") from error
-    return Latent(experiment.name, args.data_name, args.method, getattr(args, "bits", None), args.seed, view)
+        raise NoView(_reason(path, error)) from error
+    config = {name: value for name, value in asdict(args).items() if name not in PLACES - {"seed"}}
+    config = rounded(config | {"data": args.data_name})
+    return Latent(experiment.name, args.data_name, args.method, getattr(args, "bits", None), args.seed, config, view)
+
+
+def _comparable(experiment: str, config: dict[str, Any]) -> dict[str, Any]:
+    """What runs of one setting were all told, also by a version that did not know of every option."""
+    told = with_defaults(experiment, config)
+    kept = {name: value for name, value in told.items() if name not in PLACES}
+    compared: dict[str, Any] = rounded(kept | {"data": pathlib.Path(str(told.get("data"))).name})
+    return compared
+
+
+def _reason(path: pathlib.Path, error: Exception) -> str:
+    """Why there is no view of a run, in one line that names it."""
+    text = (str(error).splitlines() or [""])[0]
+    if not text or isinstance(error, AttributeError | LookupError | TypeError):  # whose texts say little alone
+        text = f"{type(error).__name__} {text}".strip()
+    return text if str(path) in text else f"{path}: {text}"
 
 
 def read_latent(file: pathlib.Path) -> Latent:
@@ -77,14 +107,15 @@ def read_latent(file: pathlib.Path) -> Latent:
     try:
         if file.stat().st_size > _MAX_BYTES:
             raise ValueError(f"it has more than {_MAX_BYTES:,} bytes")
-        return _from_json(json.loads(file.read_text()))
-    # JSON may be nested more deeply than Python can read.
-    except (OSError, RecursionError, ValueError) as error:
+        return _from_json(parse_json(file.read_bytes(), "it"))
+    except (OSError, ValueError) as error:
         raise NoView(f"{file} is no view of latent variables: {error}") from error
 
 
 def _from_json(content: Any) -> Latent:
     fields = Fields(content, "the file")
+    if "config" not in content:
+        raise ValueError("it does not say what its run was told: write it anew by sparsum record --latent")
     experiment = fields.text("experiment")
     if experiment not in VIEWS:
         raise ValueError(f"there is no experiment {experiment!r}")
@@ -93,4 +124,8 @@ def _from_json(content: Any) -> Latent:
     bits = fields.whole("bits", 1, 2**20) if has_bits else None
     if isinstance(view, BitsView) and view.n_bits != bits:
         raise ValueError(f"it is of {bits} bits, and its decoder takes {view.n_bits}")
-    return Latent(experiment, fields.text("data"), fields.text("method"), bits, fields.whole("seed", -(2**63), 2**63), view)
+    data, method, seed = fields.text("data"), fields.text("method"), fields.whole("seed", -(2**63), 2**63)
+    config = fields.mapping("config")
+    if [config.get(name) for name in ("data", "method", "bits", "seed")] != [data, method, bits, seed]:
+        raise ValueError("its config is of another run than the rest of it")
+    return Latent(experiment, data, method, bits, seed, config, view)

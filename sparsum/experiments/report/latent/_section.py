@@ -93,10 +93,9 @@ def _read(source: pathlib.Path, summary: Summary, data_dir: str | None) -> Laten
     """
     if source.is_dir():
         return latent_of_run(source, data_dir)
-    latent, run = read_latent(source), summary.records[0]
-    here = run.experiment, pathlib.Path(str(run.args["data"])).name, summary.method, run.args.get("bits")
-    if (latent.experiment, latent.data, latent.method, latent.bits) != here:
-        raise NoView(f"{source} is of other runs than the records beside it")
+    latent = read_latent(source)
+    if difference := latent.difference(summary.records[0]):
+        raise NoView(f"{source} is of other runs than the records beside it: {difference}")
     return latent
 
 

@@ -61,7 +61,10 @@ class SymbolsView(AbstractView):
         """Count symbols over the test images; nothing is random."""
         assert isinstance(experiment, SignalGame)
         test, names = experiment.games.test, experiment.games.names
-        sent = torch.cat([experiment.model.sender(x).argmax(-1) for x in test.x.split(_AT_ONCE)])
+        scores = torch.cat([experiment.model.sender(x) for x in test.x.split(_AT_ONCE)])
+        if not scores.isfinite().all():
+            raise ValueError("a score of the sender is not finite")
+        sent = scores.argmax(-1)
         return cls.from_counts(counts_of(sent, test.concept, experiment.args.n_symbols, len(names)), names)
 
     @classmethod
@@ -93,7 +96,7 @@ class SymbolsView(AbstractView):
         for part in fields.parts("symbols", 0, 10 * _N_SYMBOLS):
             concepts = [(each.text("name"), each.whole("count", 1, _MOST)) for each in part.parts("concepts", 1, 20)]
             symbols.append(Symbol(part.whole("symbol", 0, _MOST), part.whole("count", 1, _MOST), concepts))
-        return cls(
+        view = cls(
             n_images=fields.whole("n_images", 0, _MOST),
             n_concepts=fields.whole("n_concepts", 0, _MOST),
             n_symbols=fields.whole("n_symbols", 0, _MOST),
@@ -103,6 +106,22 @@ class SymbolsView(AbstractView):
             n_own=fields.whole("n_own", 0, _MOST),
             symbols=symbols,
         )
+        view.check()
+        return view
+
+    def check(self) -> None:
+        """Raise if a part is larger than what it is a part of."""
+        pairs = [("n_guessed", "n_images"), ("n_used", "n_symbols"), ("n_named", "n_concepts"), ("n_own", "n_named")]
+        for part, whole in pairs:
+            if getattr(self, part) > getattr(self, whole):
+                raise ValueError(f"its {part} is larger than its {whole}")
+        if sum(symbol.count for symbol in self.symbols) > self.n_images:
+            raise ValueError("its symbols have more images than there are")
+        for symbol in self.symbols:
+            if symbol.number >= self.n_symbols:
+                raise ValueError(f"there is a symbol {symbol.number}, and they end before {self.n_symbols}")
+            if sum(count for _, count in symbol.concepts) > symbol.count:
+                raise ValueError(f"the concepts of symbol {symbol.number} have more images than the symbol")
 
     def to_json(self) -> dict[str, Any]:
         """Names and counts."""
