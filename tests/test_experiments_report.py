@@ -353,3 +353,14 @@ def test_numbers_for_scripts_are_escaped(text: str) -> None:
     inside = script.removeprefix('<script type="application/json">').removesuffix("</script>")
     assert not set("<>&\u2028\u2029") & set(inside)
     assert json.loads(inside) == {text: [text]}
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_run_of_no_epochs_is_reported(tmp_path: Path, *, is_alone: bool) -> None:
+    path = make_run(tmp_path / "none", [], epochs=0, test={"accuracy": 0.25})
+    (path / "metrics.jsonl").write_text("")
+    if not is_alone:
+        make_run(tmp_path / "other", [-3.0] * 3, test={"accuracy": 0.5})
+    page = read(report.write_report([tmp_path], tmp_path / "page.html"))
+    assert "25.00" in page.text
+    assert shown(tmp_path)

@@ -92,6 +92,7 @@ def _table(caption: str, header: Sequence[str], rows: Sequence[Sequence[Cell]]) 
         element("caption", caption),
         element("thead", element("tr", *headings)),
         element("tbody", *(_row(row, kinds) for row in rows)),
+        class_="sortable",
     )
     # A region that scrolls has to be reached by the keyboard.
     return element("div", table, class_="wide", role="region", aria_label=caption, tabindex="0")

@@ -40,7 +40,7 @@ def draw(figure: Figure, name: str) -> Markup:
     return element(
         "figure",
         element("figcaption", element("strong", figure.title)),
-        element("div", picture, class_="plot"),
+        element("div", element("div", picture, class_="plot"), class_="scroll"),
         element("p", note, class_="soft"),
         json_script(_told(frame, figure)),
         class_="chart",

@@ -68,7 +68,10 @@
       this.plot.setAttribute("role", "group");
       this.plot.setAttribute("aria-label", `${this.svg.querySelector("title").textContent}: arrow keys read values`);
       this.plot.addEventListener("pointermove", (event) => this.pointAt(event));
-      this.plot.addEventListener("pointerleave", () => this.clear());
+      // A finger leaves when it is lifted: what it tapped at stays until the next tap, here or elsewhere.
+      this.plot.addEventListener("pointerdown", (event) => this.pointAt(event));
+      this.plot.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch") this.clear(); });
+      document.addEventListener("pointerdown", (event) => { if (!this.plot.contains(event.target)) this.clear(); });
       this.plot.addEventListener("blur", () => this.clear());
       this.plot.addEventListener("keydown", (event) => this.press(event));
     }
