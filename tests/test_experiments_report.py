@@ -15,9 +15,11 @@ from rich.console import Console
 
 from sparsum.experiments import report
 from sparsum.experiments.registry import WrongUseError, make_args
+from sparsum.experiments.report import _page
 from sparsum.experiments.report._comparison import compare
 from sparsum.experiments.report._html import json_script
 from sparsum.experiments.report.figures import Figure, Point, Series, draw, figures_of
+from sparsum.experiments.report.latent import latent_views
 from sparsum.experiments.running import run
 from sparsum.experiments.runs import RunFolder
 
@@ -206,7 +208,7 @@ def test_odd_options_do_not_stop_the_report(tmp_path: Path, change: dict[str, An
     (tmp_path / "odd" / "config.json").write_text(json.dumps(config))
     page = read(report.write_report([tmp_path], tmp_path / "page.html"))
     assert "odd/config.json does not say what a run was told" in page.text
-    assert "1 run, read on" in page.text
+    assert "results of 1 runRead on" in page.text
 
 
 def test_finished_seeds_alone_count(tmp_path: Path) -> None:
@@ -364,3 +366,26 @@ def test_a_run_of_no_epochs_is_reported(tmp_path: Path, *, is_alone: bool) -> No
     page = read(report.write_report([tmp_path], tmp_path / "page.html"))
     assert "25.00" in page.text
     assert shown(tmp_path)
+
+
+def test_pages_of_many_sections_stay_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(3):
+        make_run(tmp_path / str(i), [-5.0 + 0.01 * j for j in range(300)], data=f"data-{i}", epochs=300)
+    whole = report.write_report([tmp_path], tmp_path / "page.html")
+    assert "Of 300 epochs 250 are drawn." in read(whole).text
+    assert "The command of 1 run" in read(whole).text
+    monkeypatch.setattr(_page, "MAX_LETTERS", int(1.5 * whole.stat().st_size))
+    assert "Of 300 epochs 100 are drawn." in read(report.write_report([tmp_path], tmp_path / "small.html")).text
+    monkeypatch.setattr(_page, "MAX_LETTERS", 1)
+    smallest = report.write_report([tmp_path], tmp_path / "smallest.html")
+    assert "Of 300 epochs 40 are drawn." in read(smallest).text
+    assert "The commands of the runs are left out" in read(smallest).text
+    assert smallest.stat().st_size < 0.8 * whole.stat().st_size
+
+
+def test_views_get_what_the_rest_leaves(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", [-5.0] * 3)
+    sections, _ = report.read_sections([tmp_path])
+    (view,), (small,) = latent_views(sections), latent_views(sections, n_used=4_900_000)
+    assert "here is neither" in view
+    assert "left out, so that the page stays small" in small

@@ -34,21 +34,22 @@ _PERCENTILES = ("p10", "p90", "from the 10th to the 90th percentile")
 
 
 class _Drawn(NamedTuple):
-    """The best setting of a method, and how it looks."""
+    """The best setting of a method, how it looks, and of how many epochs at most."""
 
     summary: Summary
     style: int
+    n_points: int = MAX_POINTS
 
     def line(self, curve: Curve, x: Sequence[float] = ()) -> Series:
         """A line over epochs, or over what ``x`` has for each epoch."""
-        chosen = chosen_epochs(len(curve.y))
+        chosen = chosen_epochs(len(curve.y), self.n_points)
         places = _at(x, chosen) or [i + 1 for i in chosen]
         y, low, high = (_at(values, chosen) for values in (curve.y, curve.low, curve.high))
         return Series(self.summary.method, self.style, places, y, low, high)
 
     def mark(self, x: Statistic, y: Statistic, way: tuple[Sequence[float], Sequence[float]] = ((), ())) -> Series:
         """A point, and the way there, if it is known at each epoch."""
-        chosen = chosen_epochs(len(way[0]))
+        chosen = chosen_epochs(len(way[0]), self.n_points)
         path_x, path_y = (_at(values, chosen) for values in way)
         return Series(self.summary.method, self.style, path_x, path_y, point=Point(x, y))
 
@@ -62,10 +63,10 @@ def styles_of(section: Section) -> dict[str, int]:
     return {method: styles[method] for method in dict.fromkeys(order) if method in drawn}
 
 
-def figures_of(section: Section) -> list[Figure]:
-    """The figures of a section, of the best setting of each method."""
+def figures_of(section: Section, n_points: int = MAX_POINTS) -> list[Figure]:
+    """The figures of a section, of the best setting of each method, with so many points on a line at most."""
     by_method = {summary.method: summary for summary in section.best}
-    drawn = [_Drawn(by_method[method], style) for method, style in styles_of(section).items()]
+    drawn = [_Drawn(by_method[method], style, n_points) for method, style in styles_of(section).items()]
     found = [_criterion_figure(section, drawn)]
     if section.experiment == "ssvae":
         found.append(_accuracy_figure(drawn))
@@ -175,4 +176,5 @@ def _line_note(drawn: Sequence[_Drawn]) -> str:
 def _thinned(drawn: Sequence[_Drawn]) -> str:
     """A sentence on epochs that are not drawn; empty if all are."""
     longest = max((len(run.lines) for each in drawn for run in each.summary.records), default=0)
-    return f" Of {longest} epochs {MAX_POINTS} are drawn." if longest > MAX_POINTS else ""
+    n_points = min((each.n_points for each in drawn), default=MAX_POINTS)
+    return f" Of {longest} epochs {n_points} are drawn." if longest > n_points else ""
