@@ -169,7 +169,7 @@ def test_partial_and_broken_runs_are_told(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text("{}")
     page = read(report.write_report([tmp_path], tmp_path / "page.html"))
-    assert "0 of 1, at epoch 2 of 3" in page.text
+    assert "0 of 1, unfinished, at epoch 2 of 3" in page.text
     for name in (
         "broken/metrics.jsonl is no JSON",
         "line 1 of",
@@ -389,3 +389,50 @@ def test_views_get_what_the_rest_leaves(tmp_path: Path) -> None:
     (view,), (small,) = latent_views(sections), latent_views(sections, n_used=4_900_000)
     assert "here is neither" in view
     assert "left out, so that the page stays small" in small
+
+
+def test_unfinished_methods_are_marked_and_taken_at_their_common_epoch(tmp_path: Path) -> None:
+    make_run(tmp_path / "done", [-3.0, -2.5, -2.0], test={"accuracy": 0.5})
+    make_run(tmp_path / "a", [-9.0, -8.0], method="dense", seed=0, test={"accuracy": 0.9})
+    make_run(tmp_path / "b", [-7.0], method="dense", seed=1)
+    (section,), _ = report.read_sections([tmp_path])
+    dense = next(summary for summary in section.summaries if summary.method == "dense")
+    assert (dense.validation["elbo"].mean, dense.seconds.mean, dense.test) == (-8.0, 1.5, {})  # of the first epoch
+    figures = {figure.title: figure for figure in figures_of(section)}
+    elbo, time = figures["Validation ELBO over epochs"], figures["Time and quality"]
+    assert {series.name for series in elbo.series} == {"sparse", "dense"}
+    assert "Not finished yet, dense: unfinished, at epoch 1 of 3." in elbo.note
+    assert [series.name for series in time.series] == ["sparse"]
+    assert "Not drawn, dense: unfinished, at epoch 1 of 3." in time.note
+    page = read(report.write_report([tmp_path], tmp_path / "page.html"))
+    assert "0 of 2, unfinished, at epoch 1 of 3" in page.text
+
+
+def test_settings_with_finished_runs_come_before_those_with_none(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", [-3.0] * 3, lr=0.1, seed=0)
+    make_run(tmp_path / "b", [-3.0], lr=0.1, seed=1)
+    make_run(tmp_path / "c", [-1.0], lr=0.2)
+    (section,), _ = report.read_sections([tmp_path])
+    assert [dict(summary.setting) for summary in section.best] == [{"lr": 0.1}]
+
+
+def made_on(path: Path, machine: object) -> None:
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"machine": machine}))
+
+
+def test_machines_of_seconds_are_named(tmp_path: Path) -> None:
+    test = {"accuracy": 0.5}
+    for seed in range(2):
+        made_on(make_run(tmp_path / str(seed), [-3.0] * 3, seed=seed, test=test), "fast")
+    assert "Seconds are of fast." in compare(report.read_sections([tmp_path])[0][0]).notes
+    made_on(tmp_path / "1", "slow")
+    made_on(make_run(tmp_path / "dense", [-3.0] * 3, method="dense", test=test), ["odd"])
+    (section,), _ = report.read_sections([tmp_path])
+    told = (
+        "Seconds are of different machines and cannot be compared between them: fast (sparse); slow (sparse); a machine "
+        "that is not known (dense). The seeds of sparse come from different ones, over which seconds are averaged."
+    )
+    assert told in compare(section).notes
+    page = read(report.write_report([tmp_path], tmp_path / "page.html"))
+    assert page.text.count("The seeds of sparse come from different ones") == 3  # two tables and a figure

@@ -95,8 +95,7 @@ def _seeds(summary: Summary) -> str:
         return str(n)
     if n:
         return f"{n} of {summary.n_runs}"
-    reached = min(len(record.lines) for record in summary.records)
-    return f"0 of {summary.n_runs}, at epoch {reached} of {summary.records[0].args['epochs']}"
+    return f"0 of {summary.n_runs}, {summary.unfinished}"
 
 
 def _number(value: Statistic | None, n_runs: int) -> str:

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from sparsum.experiments.registry import NAMES, experiment_class
 from sparsum.experiments.report._columns import columns_of
+from sparsum.experiments.report._machines import machines_note
 from sparsum.experiments.report._sections import Section
-from sparsum.experiments.report._summary import Statistic, Summary
+from sparsum.experiments.report._summary import Statistic, Summary, unfinished_note
 from sparsum.experiments.report.figures._curves import (
     MAX_POINTS,
     Curve,
@@ -94,7 +95,7 @@ def _calls_figure(section: Section, drawn: Sequence[_Drawn]) -> Figure:
     low, high, reach = _QUARTILES if section.experiment == "bitvector-vae" else _PERCENTILES
     series = [each.line(calls_curve(each.summary, low, high)) for each in drawn]
     is_wide = _is_wide([value for each in series for value in (*each.y, *each.low, *each.high)])
-    note = f"Lines are medians over training examples, bands reach {reach}; all are means over seeds.{_thinned(drawn)}"
+    note = f"Lines are medians over training examples, bands reach {reach}; all are means over seeds.{_drawn_note(drawn)}"
     label = f"calls per example{', logarithmic' * is_wide}"
     return Figure("Decoder calls at each epoch", note, "epoch", label, series, y_is_logarithmic=is_wide)
 
@@ -120,23 +121,30 @@ def _rate_distortion_figure(drawn: Sequence[_Drawn]) -> Figure:
         "Marks are means over seeds on the validation data after the last epoch, with standard errors; thin lines are the "
         "way there. Lower left is better: rate and distortion sum to the negative ELBO."
     )
-    return Figure("Rate and distortion", note + _thinned(drawn), "rate, nats", "distortion, nats", series)
+    return Figure("Rate and distortion", note + _drawn_note(drawn), "rate, nats", "distortion, nats", series)
 
 
 def _cost_figures(section: Section, drawn: Sequence[_Drawn]) -> list[Figure]:
-    """Quality against seconds, which depend on the machine, and against decoder calls, which do not."""
-    label, qualities = _qualities(section, drawn)
+    """Quality against seconds, which depend on the machine, and against decoder calls, which do not.
+
+    Methods of which no run is finished are not drawn: neither their cost nor their quality is what it will be.
+    """
+    finished = [each for each in drawn if each.summary.n_finished]
+    label, qualities = _qualities(section, finished)
+    left_out = unfinished_note(each.summary for each in drawn)
     note = "Marks are means over seeds after the last epoch, with standard errors; a single seed has none."
+    note += f" Not drawn, {left_out}" if left_out else ""
+    machines = machines_note((each.summary.method, each.summary.records) for each in finished)
     found = []
-    for title, x_label, costs in (
-        ("Time and quality", "seconds of training", [each.summary.seconds for each in drawn]),
-        ("Decoder calls and quality", "calls per example, mean over epochs", [each.summary.calls for each in drawn]),
+    for title, more, x_label, costs in (
+        ("Time and quality", machines, "seconds of training", [each.summary.seconds for each in finished]),
+        ("Decoder calls and quality", "", "calls per example, mean over epochs", [each.summary.calls for each in finished]),
     ):
-        triples = zip(drawn, costs, qualities, strict=True)
+        triples = zip(finished, costs, qualities, strict=True)
         series = [each.mark(cost, quality) for each, cost, quality in triples if quality is not None]
         is_wide = _is_wide([cost.mean for cost in costs])
         full_label = f"{x_label}{', logarithmic' * is_wide}"
-        found.append(Figure(title, note, full_label, label, series, x_is_logarithmic=is_wide))
+        found.append(Figure(title, f"{note} {more}".strip(), full_label, label, series, x_is_logarithmic=is_wide))
     return found
 
 
@@ -169,8 +177,14 @@ def _is_wide(values: Sequence[float]) -> bool:
 
 def _line_note(drawn: Sequence[_Drawn]) -> str:
     if all(len(each.summary.records) == 1 for each in drawn):
-        return f"Each line is a single run.{_thinned(drawn)}"
-    return f"Lines are means over seeds, bands ± one standard error; a single seed has no band.{_thinned(drawn)}"
+        return f"Each line is a single run.{_drawn_note(drawn)}"
+    return f"Lines are means over seeds, bands ± one standard error; a single seed has no band.{_drawn_note(drawn)}"
+
+
+def _drawn_note(drawn: Sequence[_Drawn]) -> str:
+    """Sentences on epochs that are not drawn, and on runs that are not finished; empty if there is nothing to say."""
+    unfinished = unfinished_note(each.summary for each in drawn)
+    return _thinned(drawn) + (f" Not finished yet, {unfinished}" if unfinished else "")
 
 
 def _thinned(drawn: Sequence[_Drawn]) -> str:
