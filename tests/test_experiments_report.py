@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -436,3 +437,58 @@ def test_machines_of_seconds_are_named(tmp_path: Path) -> None:
     assert told in compare(section).notes
     page = read(report.write_report([tmp_path], tmp_path / "page.html"))
     assert page.text.count("The seeds of sparse come from different ones") == 3  # two tables and a figure
+
+
+@pytest.mark.parametrize(("n_epochs", "ticks"), [(1, ["1"]), (2, ["1", "2"]), (4, ["1", "2", "3", "4"])])
+def test_few_epochs_have_a_number_each(n_epochs: int, ticks: list[str]) -> None:
+    series = [Series("a", 0, list(range(1, n_epochs + 1)), [3.0] * n_epochs)]
+    root = parse(draw(Figure("title", "note", "epoch", "y", series), "one"))
+    assert [each.text for each in root.iter("text") if each.attrib.get("y") == "347"] == ticks
+
+
+def test_bands_are_told_in_words() -> None:
+    series = [Series("a", 0, [1, 2], [5.0, 4.0], [4.0, 3.0], [6.0, 5.0])]
+    around_mean = draw(Figure("title", "note", "epoch", "y", series), "one")
+    around_median = draw(Figure("title", "note", "epoch", "y", series, edges="quartiles"), "one")
+    assert "At the end: a 4 ± 1." in around_mean
+    assert "At the end: a median 4, quartiles 3 to 5." in around_median
+
+
+def test_names_of_points_keep_off_the_axis() -> None:
+    """Eleven marks at one place: names have lines to it where they are far away."""
+    point = Point(report.Statistic(0.0, None, 1), report.Statistic(1.0, None, 1))
+    far = Series("right", 99, point=Point(report.Statistic(9.0, None, 1), report.Statistic(1.0, None, 1)))
+    root = parse(draw(Figure("t", "n", "x", "y", [far, *(Series(f"name {i}", i, point=point) for i in range(11))]), "one"))
+    names = [(group, text) for group in root.iter("g") for text in group.findall("text")]
+    widths = {"start": 0.0, "middle": 0.5, "end": 1.0}
+    for _, text in names:
+        left = float(text.attrib["x"]) - 6.7 * len(text.text or "") * widths[text.attrib["text-anchor"]]
+        assert left > 66
+    assert any(path.attrib["class"] == "leader" for group, _ in names for path in group.findall("path"))
+
+
+def test_huge_numbers_are_short(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", [1e308] * 3, calls=1e300, test={"accuracy": 1e306})
+    page = read(report.write_report([tmp_path], tmp_path / "page.html"))
+    assert "1e+308" in page.text
+    assert not re.search(r"\d{40}", page.text)
+
+
+def test_the_setting_without_a_name_is_told(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", [-3.0] * 3)
+    (section,), _ = report.read_sections([tmp_path])
+    (summary,) = section.summaries
+    named = dataclasses.replace(summary, setting={"variant": "one"}, validation={})
+    both = dataclasses.replace(section, summaries=[summary, named])
+    assert "sparse: no variant (of 2)." in _page._drawn_settings(both)
+
+
+def test_defaults_of_methods_are_not_listed(tmp_path: Path) -> None:
+    for method, init in (("sparse", None), ("gumbel", None), ("st-gumbel", "normal")):
+        folder = RunFolder(tmp_path / method)
+        folder.create("signal-game", make_args("signal-game", method, {"epochs": 1, "symbol_init": init}))
+        folder.add_metrics({"epoch": 0, "validation": {"success": 0.5}, "calls": {"mean": 1.0}, "seconds": 1.0})
+    (section,), _ = report.read_sections([tmp_path])
+    (note,) = [note for note in compare(section).notes if note.startswith("Settings")]
+    assert note.count("symbol-init") == 1
+    assert "symbol-init normal" in note

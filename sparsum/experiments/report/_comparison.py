@@ -15,7 +15,7 @@ from sparsum.experiments.report._records import RunRecord
 from sparsum.experiments.report._rows import Row, table_rows
 from sparsum.experiments.report._sections import Section, read_sections
 from sparsum.experiments.report._settings import settings_note
-from sparsum.experiments.report._summary import Statistic, best_by_method
+from sparsum.experiments.report._summary import Statistic, best_by_method, fixed
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _number(found: Statistic | None, digits: int, n_runs: int) -> str:
     """The mean and its standard error; with the number of values where some runs have none."""
     if found is None:
         return NOTHING
-    text = f"{found.mean:.{digits}f}" + ("" if found.error is None else f" ± {found.error:.{digits}f}")
+    text = fixed(found.mean, digits) + ("" if found.error is None else f" ± {fixed(found.error, digits)}")
     return text if found.n == n_runs else f"{text} (n={found.n})"
 
 

@@ -145,7 +145,8 @@ def _drawn_settings(section: Section) -> Markup:
     for summary in section.best:
         if n_settings[summary.method] > 1:
             setting = ", ".join(f"{option_name(name)} {option_value(value)}" for name, value in summary.setting.items())
-            chosen.append(f"{summary.method}: {setting} (of {n_settings[summary.method]})")
+            # An empty setting differs from the others of its method in that those have a name.
+            chosen.append(f"{summary.method}: {setting or 'no variant'} (of {n_settings[summary.method]})")
     if not chosen:
         return Markup("")
     text = (

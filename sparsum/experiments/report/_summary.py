@@ -9,6 +9,9 @@ from typing import Any
 
 from sparsum.experiments.report._records import RunRecord
 
+# What is larger, of a run that diverged, is shown with an exponent.
+_LONG = 1e9
+
 
 @dataclass(frozen=True)
 class Statistic:
@@ -32,6 +35,15 @@ def statistic(values: Sequence[float]) -> Statistic:
     # A power of a float that is too large is an error, a product is infinite: a run that diverged is reported, too.
     squares = sum((value - mean) * (value - mean) for value in values)
     return Statistic(mean, math.sqrt(squares / (n - 1) / n), n)
+
+
+def fixed(value: float, digits: int) -> str:
+    """A number with so many digits after the point; one that would be very long with its exponent.
+
+    >>> fixed(2.5, 2), fixed(1e308, 2)
+    ('2.50', '1e+308')
+    """
+    return f"{value:.{digits}f}" if abs(value) < _LONG else f"{value:.4g}"
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sparsum.experiments.report._sections import read_sections
-from sparsum.experiments.report._summary import Statistic, Summary
+from sparsum.experiments.report._summary import Statistic, Summary, fixed
 
 LEFT_ALIGNED = {"method", "setting"}
 _SPLITS = ("validation", "test")
@@ -33,8 +33,8 @@ def cells(summaries: Sequence[Summary], criterion: str, splits: Sequence[str] = 
             shown = [_number(values.get(name), n) for values, n in zip(metrics, n_runs, strict=True)]
             columns.append((f"{split} {name}", shown))
     if "validation" in splits:
-        columns.append(("training calls", [f"{summary.calls.mean:.2f}" for summary in summaries]))
-        columns.append(("training seconds", [f"{summary.seconds.mean:.1f}" for summary in summaries]))
+        columns.append(("training calls", [fixed(summary.calls.mean, 2) for summary in summaries]))
+        columns.append(("training seconds", [fixed(summary.seconds.mean, 1) for summary in summaries]))
     header, contents = zip(*columns, strict=True)
     return [list(header), *map(list, zip(*contents, strict=True))]
 

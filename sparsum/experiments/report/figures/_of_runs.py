@@ -30,8 +30,8 @@ _CRITERIA = {
     "bitvector-vae": (-1, "negative ELBO, nats"),
 }
 # What the paper shows around the median of the calls.
-_QUARTILES = ("p25", "p75", "from the lower to the upper quartile")
-_PERCENTILES = ("p10", "p90", "from the 10th to the 90th percentile")
+_QUARTILES = ("p25", "p75", "from the lower to the upper quartile", "quartiles")
+_PERCENTILES = ("p10", "p90", "from the 10th to the 90th percentile", "10th and 90th percentile")
 
 
 class _Drawn(NamedTuple):
@@ -92,12 +92,12 @@ def _accuracy_figure(drawn: Sequence[_Drawn]) -> Figure:
 
 
 def _calls_figure(section: Section, drawn: Sequence[_Drawn]) -> Figure:
-    low, high, reach = _QUARTILES if section.experiment == "bitvector-vae" else _PERCENTILES
+    low, high, reach, edges = _QUARTILES if section.experiment == "bitvector-vae" else _PERCENTILES
     series = [each.line(calls_curve(each.summary, low, high)) for each in drawn]
     is_wide = _is_wide([value for each in series for value in (*each.y, *each.low, *each.high)])
     note = f"Lines are medians over training examples, bands reach {reach}; all are means over seeds.{_drawn_note(drawn)}"
     label = f"calls per example{', logarithmic' * is_wide}"
-    return Figure("Decoder calls at each epoch", note, "epoch", label, series, y_is_logarithmic=is_wide)
+    return Figure("Decoder calls at each epoch", note, "epoch", label, series, y_is_logarithmic=is_wide, edges=edges)
 
 
 def _elbo_by_calls_figure(section: Section, drawn: Sequence[_Drawn]) -> Figure:
