@@ -77,8 +77,8 @@ def make_run(
     return path
 
 
-def shown(*places: Path) -> str:
-    console = Console(width=200)
+def shown(*places: Path, width: int = 200) -> str:
+    console = Console(width=width)
     with console.capture() as captured:
         console.print(report.summary_table(places))
     return captured.get()
@@ -492,3 +492,17 @@ def test_defaults_of_methods_are_not_listed(tmp_path: Path) -> None:
     (note,) = [note for note in compare(section).notes if note.startswith("Settings")]
     assert note.count("symbol-init") == 1
     assert "symbol-init normal" in note
+
+
+def test_narrow_terminals_get_a_small_table(tmp_path: Path) -> None:
+    for i, method in enumerate(("sparse", "dense", "sfe") * 4):
+        test = {"accuracy": 0.25, "elbo": -2.0}
+        make_run(tmp_path / str(i), [-100.0 - i] * 3, method=method, lr=0.001 * (i + 1), batch_size=50 + i, test=test)
+    narrow, wide = shown(tmp_path, width=60), shown(tmp_path, width=200)
+    assert "the best setting of each method" in narrow
+    assert "A wider terminal shows all metrics and settings." in narrow
+    assert len(narrow.splitlines()) < 12
+    assert all(text in narrow for text in ("test accuracy %", "-100", "25"))
+    assert "seconds" not in narrow
+    assert "lr 0.012" in wide
+    assert "A wider terminal" not in wide

@@ -173,13 +173,13 @@ def _end_in_words(figure: Figure, series: Series) -> str:
     last = max((i for i, value in enumerate(series.y) if math.isfinite(value)), default=None)
     if last is None:
         return "no number"
-    y = series.y[last]
+    end = series.y[last]
     low, high = (series.low[last], series.high[last]) if series.low else (math.nan, math.nan)
     if not math.isfinite(high - low):
-        return f"{y:.4g}"
+        return f"{end:.4g}"
     if figure.edges:
-        return f"median {y:.4g}, {figure.edges} {low:.4g} to {high:.4g}"
-    return f"{y:.4g} ± {high - y:.2g}"
+        return f"median {end:.4g}, {figure.edges} {low:.4g} to {high:.4g}"
+    return f"{end:.4g} ± {high - end:.2g}"
 
 
 def _in_words(found: Statistic) -> str:
