@@ -256,6 +256,14 @@ def test_narrow_pages_are_readable(load: Callable[..., Any], small: Path) -> Non
     assert no_scrolling(page)
     height = page.locator("figure svg text").first.evaluate("each => each.getBoundingClientRect().height")
     assert height > 9  # of letters that are 10 pixels high at least
+    plot = page.locator("figure", has_text="Time and quality").locator(".plot")
+    plot.focus()
+    for _ in range(3):  # what is read is never outside of the box
+        page.keyboard.press("ArrowRight")
+        tip, outside = plot.locator(".tip").bounding_box(), page.locator(".scroll").first.bounding_box()
+        assert tip["x"] >= outside["x"] - 1
+        assert tip["x"] + tip["width"] <= outside["x"] + outside["width"] + 1
+    assert plot.evaluate("each => each.parentElement.scrollHeight <= each.parentElement.clientHeight")
     box = page.locator(".wide").first
     box.evaluate("each => { each.scrollLeft = 150; }")
     assert page.locator("table tbody th").first.bounding_box()["x"] == pytest.approx(box.bounding_box()["x"], abs=1)

@@ -124,7 +124,9 @@ def _figures(section: Section, name: str, n_points: int) -> Markup:
     if not section.best:
         return Markup("")
     drawn = [draw(figure, f"{name}-figure-{i}") for i, figure in enumerate(figures_of(section, n_points), start=1)]
-    hint = "Press a name to hide or show its method. Point at a figure, or focus it and use the arrow keys, to read values."
+    hint = (
+        "Press a name to hide or show its method. Point at a figure or tap it, or use the arrow keys in it, to read values."
+    )
     return joined(
         [
             element("h3", "Figures"),

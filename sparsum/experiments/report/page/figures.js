@@ -113,7 +113,8 @@
       if (event.key === "Escape") return this.clear();
       if (!(event.key in goals) || last < 0) return undefined;
       event.preventDefault();
-      return this.show(goals[event.key]);
+      this.show(goals[event.key]);
+      return this.tip.scrollIntoView({ block: "nearest", inline: "nearest" });
     }
 
     show(i) {
@@ -126,7 +127,9 @@
       const isRight = part > 0.45; // the tip stands where the cursor is not
       this.tip.style.left = isRight ? "auto" : `calc(${100 * part}% + 14px)`;
       this.tip.style.right = isRight ? `calc(${100 * (1 - part)}% + 14px)` : "auto";
-      this.tip.style.top = `calc(${(100 * y) / view.height}% + 10px)`;
+      const isLow = y > view.height / 2; // below a low mark it would leave the box, which may be one that scrolls
+      this.tip.style.top = isLow ? "auto" : `calc(${(100 * y) / view.height}% + 10px)`;
+      this.tip.style.bottom = isLow ? `calc(${100 - (100 * y) / view.height}% + 10px)` : "auto";
     }
 
     showLines(value) {
