@@ -464,7 +464,7 @@ def test_names_of_points_keep_off_the_axis() -> None:
     for _, text in names:
         left = float(text.attrib["x"]) - 6.7 * len(text.text or "") * widths[text.attrib["text-anchor"]]
         assert left > 66
-    assert any(path.attrib["class"] == "leader" for group, _ in names for path in group.findall("path"))
+    assert any(path.attrib["class"] == "leader solid" for group, _ in names for path in group.findall("path"))
 
 
 def test_huge_numbers_are_short(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def _names_of_points(frame: Frame, figure: Figure) -> list[Markup]:
         end = leader(label, box)
         if end:
             x, y = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
-            parts.insert(0, element("path", d=f"M{x:.1f} {y:.1f}L{end[0]:.1f} {end[1]:.1f}", class_="leader"))
+            parts.insert(0, element("path", d=f"M{x:.1f} {y:.1f}L{end[0]:.1f} {end[1]:.1f}", class_="leader solid"))
         found.append(element("g", *parts, class_=_class(series, "name"), data_series=str(series.style)))
     return found
 

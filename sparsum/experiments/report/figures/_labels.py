@@ -10,6 +10,8 @@ _SIGN_WIDTH, HEIGHT = 6.7, 14.0
 _MAX_SIGNS = 20
 # A name that is farther from its mark has a line to it.
 _NEAR = 8.0
+# How far to the side a name stands that has such a line.
+_AWAY = 18.0
 #: Left, top, right and bottom.
 Box = tuple[float, float, float, float]
 
@@ -76,7 +78,7 @@ def beside(names: Sequence[str], boxes: Sequence[Box], room: Box) -> list[Label]
 
 
 def _choices(text: str, box: Box) -> list[Label]:
-    """Right and left of a mark, then above and below, then farther away."""
+    """Right and left of a mark, then above and below, then farther away, where a line leads to it."""
     left, top, right, bottom = box
     middle = (top + bottom) / 2 + 4
     choices = [Label(text, right + 3, middle, "start"), Label(text, left - 3, middle, "end")]
@@ -85,6 +87,8 @@ def _choices(text: str, box: Box) -> list[Label]:
             choices += [
                 Label(text, (left + right) / 2 + x, y, anchor) for x, anchor in ((0, "middle"), (6, "start"), (-6, "end"))
             ]
+        for y in (middle + shift, middle - shift):
+            choices += [Label(text, right + _AWAY, y, "start"), Label(text, left - _AWAY, y, "end")]
     return choices
 
 
@@ -98,6 +102,8 @@ def leader(label: Label, box: Box) -> tuple[float, float] | None:
     if max(top - box[3], box[1] - bottom, left - box[2], box[0] - right) < _NEAR:
         return None
     middle = (box[0] + box[2]) / 2
+    if left > box[2] or right < box[0]:
+        return (left - 1 if left > box[2] else right + 1), (top + bottom) / 2
     return min(max(middle, left), right), bottom if bottom < box[1] else top
 
 
