@@ -378,6 +378,12 @@ def test_pages_of_many_sections_stay_small(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(_page, "MAX_LETTERS", int(1.5 * whole.stat().st_size))
     assert "Of 300 epochs 100 are drawn." in read(report.write_report([tmp_path], tmp_path / "small.html")).text
     monkeypatch.setattr(_page, "MAX_LETTERS", 1)
+    assert read(report.write_report([tmp_path], tmp_path / "bare.html")).text.count("report this section alone") == 3
+    monkeypatch.setattr(_page, "MAX_LETTERS", 90_000)
+    bounded = report.write_report([tmp_path], tmp_path / "bounded.html")
+    assert 0 < read(bounded).text.count("report this section alone") < 3
+    assert bounded.stat().st_size < 93_000  # views and their sentences are not counted here
+    monkeypatch.setattr(_page, "MAX_LETTERS", 110_000)
     smallest = report.write_report([tmp_path], tmp_path / "smallest.html")
     assert "Of 300 epochs 40 are drawn." in read(smallest).text
     assert "The commands of the runs are left out" in read(smallest).text

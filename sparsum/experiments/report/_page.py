@@ -22,6 +22,8 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 # How many points lines have at most, and whether there are commands: the first with which the page is small enough.
 _THINNED = ((MAX_POINTS, True), (100, True), (40, True), (40, False))
+_NO_FIGURES = "Left out, so that the page stays small: report this section alone."
+_Pair = tuple[Markup, Markup]
 _NO_COMMANDS = "The commands of the runs are left out, so that the page stays small."
 
 
@@ -65,18 +67,35 @@ def _size(parts: Markup | tuple[Markup, ...]) -> int:
     return len((parts if isinstance(parts, str) else "".join(parts)).encode())
 
 
-def _around_views(sections: Sequence[Section], n_bytes: int) -> list[tuple[Markup, Markup]]:
+def _around_views(sections: Sequence[Section], n_bytes: int) -> list[_Pair]:
     """What stands before and after the views of each section, with so few points that most of the page is left for views.
 
-    Where many sections have too much even with few points, their commands are left out.
+    Where many sections have too much even with few points, their commands are left out, and then the figures of some.
     """
     for n_points, with_commands in _THINNED:
-        found = [
-            _around(section, f"section-{i}", n_points, with_commands=with_commands)
-            for i, section in enumerate(sections, start=1)
-        ]
+        found = _all_around(sections, n_points, with_commands=with_commands)
         if sum(map(_size, found)) <= n_bytes / 2:
-            break
+            return found
+    if sum(map(_size, found)) <= n_bytes:
+        return found
+    return _as_fits(found, _all_around(sections, 0, with_commands=False), n_bytes)
+
+
+def _all_around(sections: Sequence[Section], n_points: int, *, with_commands: bool) -> list[_Pair]:
+    return [
+        _around(section, f"section-{i}", n_points, with_commands=with_commands)
+        for i, section in enumerate(sections, start=1)
+    ]
+
+
+def _as_fits(full: list[_Pair], bare: list[_Pair], n_bytes: int) -> list[_Pair]:
+    """The full ones of the first sections for which there is room, and the bare ones of the others."""
+    left = n_bytes - sum(map(_size, bare))
+    found = []
+    for one, other in zip(full, bare, strict=True):
+        more = _size(one) - _size(other)
+        found.append(one if more <= left else other)
+        left -= more if more <= left else 0
     return found
 
 
@@ -120,9 +139,14 @@ def _around(section: Section, name: str, n_points: int, *, with_commands: bool) 
 
 
 def _figures(section: Section, name: str, n_points: int) -> Markup:
-    """Curves over epochs, and methods in a plane; a line or a mark for the best setting of each method."""
+    """Curves over epochs, and methods in a plane; a line or a mark for the best setting of each method.
+
+    Without any points there is a sentence in the place of figures.
+    """
     if not section.best:
         return Markup("")
+    if not n_points:
+        return joined([element("h3", "Figures"), element("p", _NO_FIGURES, class_="soft")])
     drawn = [draw(figure, f"{name}-figure-{i}") for i, figure in enumerate(figures_of(section, n_points), start=1)]
     hint = (
         "Press a name to hide or show its method. Point at a figure or tap it, or use the arrow keys in it, to read values."
