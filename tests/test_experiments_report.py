@@ -408,11 +408,12 @@ def test_unfinished_methods_are_marked_and_taken_at_their_common_epoch(tmp_path:
     figures = {figure.title: figure for figure in figures_of(section)}
     elbo, time = figures["Validation ELBO over epochs"], figures["Time and quality"]
     assert {series.name for series in elbo.series} == {"sparse", "dense"}
-    assert "Not finished yet, dense: unfinished, at epoch 1 of 3." in elbo.note
+    assert "Drawn to the last epoch that all seeds have reached: dense, unfinished, at epoch 1 of 3." in elbo.note
     assert [series.name for series in time.series] == ["sparse"]
-    assert "Not drawn, dense: unfinished, at epoch 1 of 3." in time.note
+    assert "Not drawn: dense, unfinished, at epoch 1 of 3." in time.note
     page = read(report.write_report([tmp_path], tmp_path / "page.html"))
     assert "0 of 2, unfinished, at epoch 1 of 3" in page.text
+    assert "Taken at the last epoch that all seeds have reached: dense, unfinished, at epoch 1 of 3." in page.text
 
 
 def test_settings_with_finished_runs_come_before_those_with_none(tmp_path: Path) -> None:

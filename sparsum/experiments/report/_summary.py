@@ -119,10 +119,10 @@ def _to_common_epoch(records: Iterable[RunRecord]) -> list[RunRecord]:
     return [record if len(record.lines) == n else replace(record, lines=record.lines[:n], test={}) for record in begun]
 
 
-def unfinished_note(summaries: Iterable[Summary]) -> str:
-    """A sentence on methods of which no run is finished; empty if there are none."""
-    found = [f"{summary.method}: {summary.unfinished}" for summary in summaries if summary.unfinished]
-    return f"{'; '.join(dict.fromkeys(found))}." if found else ""
+def unfinished_note(summaries: Iterable[Summary], beginning: str) -> str:
+    """A sentence on settings of which no run is finished; empty if there are none."""
+    found = [f"{summary.label}, {summary.unfinished}" for summary in summaries if summary.unfinished]
+    return f"{beginning}: {'; '.join(found)}." if found else ""
 
 
 def best_by_method(summaries: Iterable[Summary], criterion: str) -> list[Summary]:

@@ -131,9 +131,8 @@ def _cost_figures(section: Section, drawn: Sequence[_Drawn]) -> list[Figure]:
     """
     finished = [each for each in drawn if each.summary.n_finished]
     label, qualities = _qualities(section, finished)
-    left_out = unfinished_note(each.summary for each in drawn)
     note = "Marks are means over seeds after the last epoch, with standard errors; a single seed has none."
-    note += f" Not drawn, {left_out}" if left_out else ""
+    note += unfinished_note([each.summary for each in drawn], " Not drawn")
     machines = machines_note((each.summary.method, each.summary.records) for each in finished)
     found = []
     for title, more, x_label, costs in (
@@ -183,8 +182,8 @@ def _line_note(drawn: Sequence[_Drawn]) -> str:
 
 def _drawn_note(drawn: Sequence[_Drawn]) -> str:
     """Sentences on epochs that are not drawn, and on runs that are not finished; empty if there is nothing to say."""
-    unfinished = unfinished_note(each.summary for each in drawn)
-    return _thinned(drawn) + (f" Not finished yet, {unfinished}" if unfinished else "")
+    unfinished = unfinished_note([each.summary for each in drawn], " Drawn to the last epoch that all seeds have reached")
+    return _thinned(drawn) + unfinished
 
 
 def _thinned(drawn: Sequence[_Drawn]) -> str:
