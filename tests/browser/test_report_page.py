@@ -236,6 +236,10 @@ def test_all_tables_sort_beside_the_views_of_all_experiments(load: Callable[...,
     heading = last.locator("thead th").first
     heading.locator("button").click()
     assert heading.get_attribute("aria-sort") == "ascending"
+    page.set_viewport_size({"width": 400, "height": 800})
+    assert no_scrolling(page)
+    words = page.locator(".latent thead th")
+    assert all(each.evaluate("each => each.getBoundingClientRect().height") < 40 for each in words.all())  # on one line
 
 
 def test_values_stay_after_a_tap(load: Callable[..., Any], small: Path) -> None:
