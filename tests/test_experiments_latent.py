@@ -540,7 +540,7 @@ def test_kept_view_is_of_all_seeds_and_versions(runs: Callable[..., pathlib.Path
 def test_page_stays_small(
     runs: Callable[..., pathlib.Path], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_section, "MAX_LETTERS", 150_000)
+    monkeypatch.setattr(_section, "MAX_LETTERS", 230_000)
     page = page_of(runs("topk", "sparsemap"), out=tmp_path / "page.html")
     assert page.count('"weights":') == 1
     assert "What the bits learned: left out, so that the page stays small" in page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -15,9 +16,11 @@ from rich.console import Console
 
 from sparsum.experiments import report
 from sparsum.experiments.registry import WrongUseError, make_args
+from sparsum.experiments.report import _page
 from sparsum.experiments.report._comparison import compare
 from sparsum.experiments.report._html import json_script
 from sparsum.experiments.report.figures import Figure, Point, Series, draw, figures_of
+from sparsum.experiments.report.latent import latent_views
 from sparsum.experiments.running import run
 from sparsum.experiments.runs import RunFolder
 
@@ -74,8 +77,8 @@ def make_run(
     return path
 
 
-def shown(*places: Path) -> str:
-    console = Console(width=200)
+def shown(*places: Path, width: int = 200) -> str:
+    console = Console(width=width)
     with console.capture() as captured:
         console.print(report.summary_table(places))
     return captured.get()
@@ -167,7 +170,7 @@ def test_partial_and_broken_runs_are_told(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text("{}")
     page = read(report.write_report([tmp_path], tmp_path / "page.html"))
-    assert "0 of 1, at epoch 2 of 3" in page.text
+    assert "0 of 1, unfinished, at epoch 2 of 3" in page.text
     for name in (
         "broken/metrics.jsonl is no JSON",
         "line 1 of",
@@ -206,7 +209,7 @@ def test_odd_options_do_not_stop_the_report(tmp_path: Path, change: dict[str, An
     (tmp_path / "odd" / "config.json").write_text(json.dumps(config))
     page = read(report.write_report([tmp_path], tmp_path / "page.html"))
     assert "odd/config.json does not say what a run was told" in page.text
-    assert "1 run, read on" in page.text
+    assert "results of 1 runRead on" in page.text
 
 
 def test_finished_seeds_alone_count(tmp_path: Path) -> None:
@@ -353,3 +356,160 @@ def test_numbers_for_scripts_are_escaped(text: str) -> None:
     inside = script.removeprefix('<script type="application/json">').removesuffix("</script>")
     assert not set("<>&\u2028\u2029") & set(inside)
     assert json.loads(inside) == {text: [text]}
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_run_of_no_epochs_is_reported(tmp_path: Path, *, is_alone: bool) -> None:
+    path = make_run(tmp_path / "none", [], epochs=0, test={"accuracy": 0.25})
+    (path / "metrics.jsonl").write_text("")
+    if not is_alone:
+        make_run(tmp_path / "other", [-3.0] * 3, test={"accuracy": 0.5})
+    page = read(report.write_report([tmp_path], tmp_path / "page.html"))
+    assert "25.00" in page.text
+    assert shown(tmp_path)
+
+
+def test_pages_of_many_sections_stay_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for i in range(3):
+        make_run(tmp_path / str(i), [-5.0 + 0.01 * j for j in range(300)], data=f"data-{i}", epochs=300)
+    whole = report.write_report([tmp_path], tmp_path / "page.html")
+    assert "Of 300 epochs 250 are drawn." in read(whole).text
+    assert "The command of 1 run" in read(whole).text
+    monkeypatch.setattr(_page, "MAX_LETTERS", int(1.5 * whole.stat().st_size))
+    assert "Of 300 epochs 100 are drawn." in read(report.write_report([tmp_path], tmp_path / "small.html")).text
+    monkeypatch.setattr(_page, "MAX_LETTERS", 1)
+    assert read(report.write_report([tmp_path], tmp_path / "bare.html")).text.count("report this section alone") == 3
+    monkeypatch.setattr(_page, "MAX_LETTERS", 90_000)
+    bounded = report.write_report([tmp_path], tmp_path / "bounded.html")
+    assert 0 < read(bounded).text.count("report this section alone") < 3
+    assert bounded.stat().st_size < 93_000  # views and their sentences are not counted here
+    monkeypatch.setattr(_page, "MAX_LETTERS", 110_000)
+    smallest = report.write_report([tmp_path], tmp_path / "smallest.html")
+    assert "Of 300 epochs 40 are drawn." in read(smallest).text
+    assert "The commands of the runs are left out" in read(smallest).text
+    assert smallest.stat().st_size < 0.8 * whole.stat().st_size
+
+
+def test_views_get_what_the_rest_leaves(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", [-5.0] * 3)
+    sections, _ = report.read_sections([tmp_path])
+    (view,), (small,) = latent_views(sections), latent_views(sections, n_used=4_900_000)
+    assert "here is neither" in view
+    assert "left out, so that the page stays small" in small
+
+
+def test_unfinished_methods_are_marked_and_taken_at_their_common_epoch(tmp_path: Path) -> None:
+    make_run(tmp_path / "done", [-3.0, -2.5, -2.0], test={"accuracy": 0.5})
+    make_run(tmp_path / "a", [-9.0, -8.0], method="dense", seed=0, test={"accuracy": 0.9})
+    make_run(tmp_path / "b", [-7.0], method="dense", seed=1)
+    (section,), _ = report.read_sections([tmp_path])
+    dense = next(summary for summary in section.summaries if summary.method == "dense")
+    assert (dense.validation["elbo"].mean, dense.seconds.mean, dense.test) == (-8.0, 1.5, {})  # of the first epoch
+    figures = {figure.title: figure for figure in figures_of(section)}
+    elbo, time = figures["Validation ELBO over epochs"], figures["Time and quality"]
+    assert {series.name for series in elbo.series} == {"sparse", "dense"}
+    assert "Drawn to the last epoch that all seeds have reached: dense, unfinished, at epoch 1 of 3." in elbo.note
+    assert [series.name for series in time.series] == ["sparse"]
+    assert "Not drawn: dense, unfinished, at epoch 1 of 3." in time.note
+    page = read(report.write_report([tmp_path], tmp_path / "page.html"))
+    assert "0 of 2, unfinished, at epoch 1 of 3" in page.text
+    assert "Taken at the last epoch that all seeds have reached: dense, unfinished, at epoch 1 of 3." in page.text
+
+
+def test_settings_with_finished_runs_come_before_those_with_none(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", [-3.0] * 3, lr=0.1, seed=0)
+    make_run(tmp_path / "b", [-3.0], lr=0.1, seed=1)
+    make_run(tmp_path / "c", [-1.0], lr=0.2)
+    (section,), _ = report.read_sections([tmp_path])
+    assert [dict(summary.setting) for summary in section.best] == [{"lr": 0.1}]
+
+
+def made_on(path: Path, machine: object) -> None:
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"machine": machine}))
+
+
+def test_machines_of_seconds_are_named(tmp_path: Path) -> None:
+    test = {"accuracy": 0.5}
+    for seed in range(2):
+        made_on(make_run(tmp_path / str(seed), [-3.0] * 3, seed=seed, test=test), "fast")
+    assert "Seconds are of fast." in compare(report.read_sections([tmp_path])[0][0]).notes
+    made_on(tmp_path / "1", "slow")
+    made_on(make_run(tmp_path / "dense", [-3.0] * 3, method="dense", test=test), ["odd"])
+    (section,), _ = report.read_sections([tmp_path])
+    told = (
+        "Seconds are of different machines and cannot be compared between them: fast (sparse); slow (sparse); a machine "
+        "that is not known (dense). The seeds of sparse come from different ones, over which seconds are averaged."
+    )
+    assert told in compare(section).notes
+    page = read(report.write_report([tmp_path], tmp_path / "page.html"))
+    assert page.text.count("The seeds of sparse come from different ones") == 3  # two tables and a figure
+
+
+@pytest.mark.parametrize(("n_epochs", "ticks"), [(1, ["1"]), (2, ["1", "2"]), (4, ["1", "2", "3", "4"])])
+def test_few_epochs_have_a_number_each(n_epochs: int, ticks: list[str]) -> None:
+    series = [Series("a", 0, list(range(1, n_epochs + 1)), [3.0] * n_epochs)]
+    root = parse(draw(Figure("title", "note", "epoch", "y", series), "one"))
+    assert [each.text for each in root.iter("text") if each.attrib.get("y") == "347"] == ticks
+
+
+def test_bands_are_told_in_words() -> None:
+    series = [Series("a", 0, [1, 2], [5.0, 4.0], [4.0, 3.0], [6.0, 5.0])]
+    around_mean = draw(Figure("title", "note", "epoch", "y", series), "one")
+    around_median = draw(Figure("title", "note", "epoch", "y", series, edges="quartiles"), "one")
+    assert "At the end: a 4 ± 1." in around_mean
+    assert "At the end: a median 4, quartiles 3 to 5." in around_median
+
+
+def test_names_of_points_keep_off_the_axis() -> None:
+    """Eleven marks at one place: names have lines to it where they are far away."""
+    point = Point(report.Statistic(0.0, None, 1), report.Statistic(1.0, None, 1))
+    far = Series("right", 99, point=Point(report.Statistic(9.0, None, 1), report.Statistic(1.0, None, 1)))
+    root = parse(draw(Figure("t", "n", "x", "y", [far, *(Series(f"name {i}", i, point=point) for i in range(11))]), "one"))
+    names = [(group, text) for group in root.iter("g") for text in group.findall("text")]
+    widths = {"start": 0.0, "middle": 0.5, "end": 1.0}
+    for _, text in names:
+        left = float(text.attrib["x"]) - 6.7 * len(text.text or "") * widths[text.attrib["text-anchor"]]
+        assert left > 66
+    assert any(path.attrib["class"] == "leader solid" for group, _ in names for path in group.findall("path"))
+
+
+def test_huge_numbers_are_short(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", [1e308] * 3, calls=1e300, test={"accuracy": 1e306})
+    page = read(report.write_report([tmp_path], tmp_path / "page.html"))
+    assert "1e+308" in page.text
+    assert not re.search(r"\d{40}", page.text)
+
+
+def test_the_setting_without_a_name_is_told(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", [-3.0] * 3)
+    (section,), _ = report.read_sections([tmp_path])
+    (summary,) = section.summaries
+    named = dataclasses.replace(summary, setting={"variant": "one"}, validation={})
+    both = dataclasses.replace(section, summaries=[summary, named])
+    assert "sparse: no variant (of 2)." in _page._drawn_settings(both)
+
+
+def test_defaults_of_methods_are_not_listed(tmp_path: Path) -> None:
+    for method, init in (("sparse", None), ("gumbel", None), ("st-gumbel", "normal")):
+        folder = RunFolder(tmp_path / method)
+        folder.create("signal-game", make_args("signal-game", method, {"epochs": 1, "symbol_init": init}))
+        folder.add_metrics({"epoch": 0, "validation": {"success": 0.5}, "calls": {"mean": 1.0}, "seconds": 1.0})
+    (section,), _ = report.read_sections([tmp_path])
+    (note,) = [note for note in compare(section).notes if note.startswith("Settings")]
+    assert note.count("symbol-init") == 1
+    assert "symbol-init normal" in note
+
+
+def test_narrow_terminals_get_a_small_table(tmp_path: Path) -> None:
+    for i, method in enumerate(("sparse", "dense", "sfe") * 4):
+        test = {"accuracy": 0.25, "elbo": -2.0}
+        make_run(tmp_path / str(i), [-100.0 - i] * 3, method=method, lr=0.001 * (i + 1), batch_size=50 + i, test=test)
+    narrow, wide = shown(tmp_path, width=60), shown(tmp_path, width=200)
+    assert "the best setting of each method" in narrow
+    assert "A wider terminal shows all metrics and settings." in narrow
+    assert len(narrow.splitlines()) < 12
+    assert all(text in narrow for text in ("test accuracy %", "-100", "25"))
+    assert "seconds" not in narrow
+    assert "lr 0.012" in wide
+    assert "A wider terminal" not in wide

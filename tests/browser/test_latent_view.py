@@ -136,6 +136,7 @@ def test_a_switch_changes_the_picture_and_is_marked(page: Any) -> None:
     assert marked.get_attribute("aria-label") == "bit 5, switched away from the code"
     assert "Switched away from the chosen code: 5." in page.locator(".latent-status").text_content()
     page.get_by_role("button", name="back to the chosen code").click()
+    assert page.evaluate("document.activeElement.closest('.latent-atoms') !== null")  # the button itself is off now
     assert torch.equal(before, shown(page))
     assert switched(page) == code
     assert page.locator(".latent-switch.is-moved").count() == 0

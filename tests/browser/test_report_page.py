@@ -12,6 +12,7 @@ import pytest
 
 from sparsum.experiments import report
 from sparsum.experiments.registry import make_args
+from sparsum.experiments.running import run
 from sparsum.experiments.runs import RunFolder
 
 pytestmark = pytest.mark.browser
@@ -208,3 +209,65 @@ def test_figures_need_no_script(load: Callable[..., Any], small: Path) -> None:
     assert page.locator("figure svg path.line").first.is_visible()
     assert page.get_by_role("button", name="Dark").count() == 0
     assert page.locator(".hint").first.is_hidden()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of a trained run of each experiment, with what its latent variables learned."""
+    place = tmp_path_factory.mktemp("trained")
+    own: dict[str, tuple[str, dict[str, Any]]] = {
+        "bitvector-vae": ("topk", {"bits": 16}),
+        "signal-game": ("sparse", {}),
+        "ssvae": ("sparse", {"warm_epochs": 0, "batch_size": 1000}),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARSUM_CACHE", str(place / "cache"))
+        for experiment, (method, options) in own.items():
+            run(experiment, method, {"epochs": 1, "device": "cpu"} | options, out=place / experiment)
+        return report.write_report([place], place / "page.html")
+
+
+def test_all_tables_sort_beside_the_views_of_all_experiments(load: Callable[..., Any], trained: Path) -> None:
+    page = load(trained)  # which fails the test if a script does
+    assert page.locator(".latent").count() == 3
+    assert page.locator(".latent-problem").count() == 0
+    assert page.locator(".latent table:not(.sortable)").count() > 0  # whose headings are no buttons
+    last = page.locator("table.sortable").last
+    heading = last.locator("thead th").first
+    heading.locator("button").click()
+    assert heading.get_attribute("aria-sort") == "ascending"
+    page.set_viewport_size({"width": 400, "height": 800})
+    assert no_scrolling(page)
+    words = page.locator(".latent thead th")
+    assert all(each.evaluate("each => each.getBoundingClientRect().height") < 40 for each in words.all())  # on one line
+
+
+def test_values_stay_after_a_tap(load: Callable[..., Any], small: Path) -> None:
+    page = load(small, has_touch=True)
+    plot = page.locator("figure .plot").first
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    page.touchscreen.tap(box["x"] + box["width"] * 510 / 660, box["y"] + box["height"] / 2)
+    assert "epoch 5" in plot.locator(".tip").inner_text()
+    assert plot.locator(".tip").is_visible()
+    page.touchscreen.tap(box["x"] + box["width"] / 2, box["y"] - 12)
+    assert plot.locator(".tip").is_hidden()
+
+
+def test_narrow_pages_are_readable(load: Callable[..., Any], small: Path) -> None:
+    page = load(small)
+    page.set_viewport_size({"width": 400, "height": 800})
+    assert no_scrolling(page)
+    height = page.locator("figure svg text").first.evaluate("each => each.getBoundingClientRect().height")
+    assert height > 9  # of letters that are 10 pixels high at least
+    plot = page.locator("figure", has_text="Time and quality").locator(".plot")
+    plot.focus()
+    for _ in range(3):  # what is read is never outside of the box
+        page.keyboard.press("ArrowRight")
+        tip, outside = plot.locator(".tip").bounding_box(), page.locator(".scroll").first.bounding_box()
+        assert tip["x"] >= outside["x"] - 1
+        assert tip["x"] + tip["width"] <= outside["x"] + outside["width"] + 1
+    assert plot.evaluate("each => each.parentElement.scrollHeight <= each.parentElement.clientHeight")
+    box = page.locator(".wide").first
+    box.evaluate("each => { each.scrollLeft = 150; }")
+    assert page.locator("table tbody th").first.bounding_box()["x"] == pytest.approx(box.bounding_box()["x"], abs=1)

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 from sparsum.experiments.registry import experiment_class
 from sparsum.experiments.report._columns import Column, columns_of
+from sparsum.experiments.report._machines import machines_note
 from sparsum.experiments.report._paper import NOTHING, PaperTable, paper_table
 from sparsum.experiments.report._records import RunRecord
 from sparsum.experiments.report._rows import Row, table_rows
 from sparsum.experiments.report._sections import Section, read_sections
 from sparsum.experiments.report._settings import settings_note
-from sparsum.experiments.report._summary import Statistic, best_by_method
+from sparsum.experiments.report._summary import Statistic, best_by_method, fixed
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def compare(section: Section, *, best_only: bool = False) -> Comparison:
     notes = [
         _measures(section.data, rows),
         settings_note(section.experiment, rows),
+        machines_note((row.label, row.runs) for row in rows),
         paper.note if paper else "",
         _left_out(every),
     ]
@@ -114,7 +116,7 @@ def _number(found: Statistic | None, digits: int, n_runs: int) -> str:
     """The mean and its standard error; with the number of values where some runs have none."""
     if found is None:
         return NOTHING
-    text = f"{found.mean:.{digits}f}" + ("" if found.error is None else f" ± {found.error:.{digits}f}")
+    text = fixed(found.mean, digits) + ("" if found.error is None else f" ± {fixed(found.error, digits)}")
     return text if found.n == n_runs else f"{text} (n={found.n})"
 
 

@@ -13,11 +13,18 @@ from sparsum.experiments.report._page_tables import metric_tables, tested_tables
 from sparsum.experiments.report._records import RunRecord
 from sparsum.experiments.report._rows import option_name, option_value
 from sparsum.experiments.report._sections import Section, read_sections
-from sparsum.experiments.report.figures import draw, figures_of, legend, styles_of
+from sparsum.experiments.report.figures import MAX_POINTS, draw, figures_of, legend, styles_of
 from sparsum.experiments.report.latent import latent_views
+from sparsum.experiments.report.latent._section import MAX_LETTERS
 
 # The browser itself sees to it that the page asks for nothing, whatever is in it.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+
+# How many points lines have at most, and whether there are commands: the first with which the page is small enough.
+_THINNED = ((MAX_POINTS, True), (100, True), (40, True), (40, False))
+_NO_FIGURES = "Left out, so that the page stays small: report this section alone."
+_Pair = tuple[Markup, Markup]
+_NO_COMMANDS = "The commands of the runs are left out, so that the page stays small."
 
 
 def write_report(runs: Iterable[pathlib.Path], out: pathlib.Path, data_dir: str | None = None) -> pathlib.Path:
@@ -39,25 +46,66 @@ def write_report(runs: Iterable[pathlib.Path], out: pathlib.Path, data_dir: str 
 
 def _page(sections: Sequence[Section], problems: Sequence[str], data_dir: str | None) -> str:
     n_runs = sum(len(section.records) for section in sections)
-    counted = f"{n_runs} run{'s' * (n_runs != 1)}, read on {time.strftime('%Y-%m-%d at %H:%M')}."
-    top = element("header", element("h1", "Runs"), element("p", counted, class_="soft"), _contents(sections, problems))
-    views = latent_views(sections, data_dir)
+    title = f"sparsum: results of {n_runs} run{'s' * (n_runs != 1)}"
+    read = f"Read on {time.strftime('%Y-%m-%d at %H:%M')}."
+    top = element("header", element("h1", title), element("p", read, class_="soft"), _contents(sections, problems))
+    head, script = _head(title), element("script", _files("js"))
+    last = _problems(problems) if problems else Markup("")
+    n_fixed = sum(map(_size, (head, top, script, last)))
+    around = _around_views(sections, MAX_LETTERS - n_fixed)
+    views = latent_views(sections, data_dir, n_fixed + sum(map(_size, around)))
     parts = [
-        _section(section, f"section-{i}", view) for i, (section, view) in enumerate(zip(sections, views, strict=True), 1)
+        element("section", before, view, after, id=f"section-{i}")
+        for i, ((before, after), view) in enumerate(zip(around, views, strict=True), start=1)
     ]
-    if problems:
-        parts.append(_problems(problems))
-    body = element("body", top, element("main", joined(parts)), element("script", _files("js")))
-    return f'<!doctype html>\n<html lang="en">\n{_head()}\n{body}\n</html>\n'
+    body = element("body", top, element("main", joined(parts), last), script)
+    return f'<!doctype html>\n<html lang="en">\n{head}\n{body}\n</html>\n'
 
 
-def _head() -> Markup:
+def _size(parts: Markup | tuple[Markup, ...]) -> int:
+    """How many bytes something has."""
+    return len((parts if isinstance(parts, str) else "".join(parts)).encode())
+
+
+def _around_views(sections: Sequence[Section], n_bytes: int) -> list[_Pair]:
+    """What stands before and after the views of each section, with so few points that most of the page is left for views.
+
+    Where many sections have too much even with few points, their commands are left out, and then the figures of some.
+    """
+    for n_points, with_commands in _THINNED:
+        found = _all_around(sections, n_points, with_commands=with_commands)
+        if sum(map(_size, found)) <= n_bytes / 2:
+            return found
+    if sum(map(_size, found)) <= n_bytes:
+        return found
+    return _as_fits(found, _all_around(sections, 0, with_commands=False), n_bytes)
+
+
+def _all_around(sections: Sequence[Section], n_points: int, *, with_commands: bool) -> list[_Pair]:
+    return [
+        _around(section, f"section-{i}", n_points, with_commands=with_commands)
+        for i, section in enumerate(sections, start=1)
+    ]
+
+
+def _as_fits(full: list[_Pair], bare: list[_Pair], n_bytes: int) -> list[_Pair]:
+    """The full ones of the first sections for which there is room, and the bare ones of the others."""
+    left = n_bytes - sum(map(_size, bare))
+    found = []
+    for one, other in zip(full, bare, strict=True):
+        more = _size(one) - _size(other)
+        found.append(one if more <= left else other)
+        left -= more if more <= left else 0
+    return found
+
+
+def _head(title: str) -> Markup:
     return element(
         "head",
         Markup('<meta charset="utf-8">'),
         Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
         Markup(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
-        element("title", "sparsum: runs"),
+        element("title", title),
         element("style", _files("css")),
     )
 
@@ -77,25 +125,32 @@ def _contents(sections: Sequence[Section], problems: Sequence[str]) -> Markup:
     return element("nav", *links, aria_label="Sections") if len(links) > 1 else Markup("")
 
 
-def _section(section: Section, name: str, view: Markup) -> Markup:
-    """An experiment on a data set: tables, figures, latent variables, commands."""
-    parts = [
-        element("h2", section.title),
-        tested_tables(section),
-        metric_tables(section),
-        _figures(section, name),
-        view,
-        _commands(section.records),
-    ]
-    return element("section", joined(parts), id=name)
+def _around(section: Section, name: str, n_points: int, *, with_commands: bool) -> tuple[Markup, Markup]:
+    """An experiment on a data set: tables and figures before its latent variables, and commands after them."""
+    before = joined(
+        [
+            element("h2", section.title),
+            tested_tables(section),
+            metric_tables(section),
+            _figures(section, name, n_points),
+        ]
+    )
+    return before, _commands(section.records) if with_commands else element("p", _NO_COMMANDS, class_="soft")
 
 
-def _figures(section: Section, name: str) -> Markup:
-    """Curves over epochs, and methods in a plane; a line or a mark for the best setting of each method."""
+def _figures(section: Section, name: str, n_points: int) -> Markup:
+    """Curves over epochs, and methods in a plane; a line or a mark for the best setting of each method.
+
+    Without any points there is a sentence in the place of figures.
+    """
     if not section.best:
         return Markup("")
-    drawn = [draw(figure, f"{name}-figure-{i}") for i, figure in enumerate(figures_of(section), start=1)]
-    hint = "Press a name to hide or show its method. Point at a figure, or focus it and use the arrow keys, to read values."
+    if not n_points:
+        return joined([element("h3", "Figures"), element("p", _NO_FIGURES, class_="soft")])
+    drawn = [draw(figure, f"{name}-figure-{i}") for i, figure in enumerate(figures_of(section, n_points), start=1)]
+    hint = (
+        "Press a name to hide or show its method. Point at a figure or tap it, or use the arrow keys in it, to read values."
+    )
     return joined(
         [
             element("h3", "Figures"),
@@ -116,7 +171,8 @@ def _drawn_settings(section: Section) -> Markup:
     for summary in section.best:
         if n_settings[summary.method] > 1:
             setting = ", ".join(f"{option_name(name)} {option_value(value)}" for name, value in summary.setting.items())
-            chosen.append(f"{summary.method}: {setting} (of {n_settings[summary.method]})")
+            # An empty setting differs from the others of its method in that those have a name.
+            chosen.append(f"{summary.method}: {setting or 'no variant'} (of {n_settings[summary.method]})")
     if not chosen:
         return Markup("")
     text = (
@@ -135,4 +191,5 @@ def _commands(records: Sequence[RunRecord]) -> Markup:
     typed = [record.command for record in records if record.command]
     if not typed:
         return Markup("")
-    return element("details", element("summary", f"The commands of {len(typed)} runs"), element("pre", "\n".join(typed)))
+    title = "The command of 1 run" if len(typed) == 1 else f"The commands of {len(typed)} runs"
+    return element("details", element("summary", title), element("pre", "\n".join(typed)))

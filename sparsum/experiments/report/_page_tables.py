@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from sparsum.experiments.report._comparison import Cell, Comparison, compare
 from sparsum.experiments.report._html import Markup, element, joined
+from sparsum.experiments.report._machines import machines_note
 from sparsum.experiments.report._sections import Section
-from sparsum.experiments.report._summary import Summary
+from sparsum.experiments.report._summary import Summary, unfinished_note
 from sparsum.experiments.report._tables import LEFT_ALIGNED, cells
 
 # Of longer tables only the best settings are seen at once, and longer notes are folded.
@@ -41,8 +42,13 @@ def metric_tables(section: Section) -> Markup:
         f"Validation at the last epoch, means ± standard errors over seeds; the larger the {section.criterion} the better. "
         "Training calls: of the decoder for each example, the mean over all epochs."
     )
+    notes = [
+        note,
+        unfinished_note(section.summaries, "Taken at the last epoch that all seeds have reached"),
+        machines_note((summary.label, summary.records) for summary in section.summaries),
+    ]
     every = _metrics(section, section.summaries)
-    parts = [element("p", note, class_="soft")]
+    parts = [_note(text) for text in notes if text]
     if n_rows > _MAX_ROWS:
         parts += [_best_only(section), _metrics(section, section.best), _folded("All settings", every, n_rows)]
     else:
@@ -92,6 +98,7 @@ def _table(caption: str, header: Sequence[str], rows: Sequence[Sequence[Cell]]) 
         element("caption", caption),
         element("thead", element("tr", *headings)),
         element("tbody", *(_row(row, kinds) for row in rows)),
+        class_="sortable",
     )
     # A region that scrolls has to be reached by the keyboard.
     return element("div", table, class_="wide", role="region", aria_label=caption, tabindex="0")

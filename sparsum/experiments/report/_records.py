@@ -33,6 +33,7 @@ class RunRecord:
         test: the metrics of ``evaluation.json``; empty before `sparsum evaluate`.
         problem: what could not be read, in words; empty if nothing.
         variant: how it differs from others of its method, in the word that its record has for it; None for a folder.
+        machine: what it was made on; empty if it is not known.
     """
 
     path: pathlib.Path
@@ -43,6 +44,7 @@ class RunRecord:
     test: dict[str, float]
     problem: str = ""
     variant: str | None = None
+    machine: str = ""
 
     @property
     def is_finished(self) -> bool:
@@ -110,7 +112,8 @@ def read_run(path: pathlib.Path) -> RunRecord:
         test, problem = _read_evaluation(path / "evaluation.json", len(lines)), ""
     except (OSError, ValueError) as error:
         test, problem = {}, str(error)
-    return RunRecord(path, config["experiment"], args, _typed(config.get("command")), lines, test, problem)
+    command, machine = _typed(config.get("command")), _machine(config)
+    return RunRecord(path, config["experiment"], args, command, lines, test, problem, machine=machine)
 
 
 def read_record(file: pathlib.Path) -> RunRecord:
@@ -138,8 +141,14 @@ def _from_record(file: pathlib.Path, record: dict[str, Any]) -> RunRecord:
     lines = _lines_of(record["epochs"]) if isinstance(record["epochs"], dict) else []
     if not lines or not all(map(_is_measured, lines)):
         raise ValueError("an epoch lacks validation, calls or seconds")
-    metrics = _without_errors(_numbers(test, "its test"))
-    return RunRecord(file, record["experiment"], args, "", lines, metrics, variant=variant or "")
+    metrics, machine = _without_errors(_numbers(test, "its test")), _machine(record["versions"])
+    return RunRecord(file, record["experiment"], args, "", lines, metrics, variant=variant or "", machine=machine)
+
+
+def _machine(found: Any) -> str:
+    """The machine that a configuration or the versions of a record name; empty if none."""
+    machine = found.get("machine") if isinstance(found, dict) else None
+    return machine if isinstance(machine, str) else ""
 
 
 def columns_of(values: list[Any]) -> Any:

@@ -44,11 +44,11 @@ def settings_note(experiment: str, rows: Sequence[Row]) -> str:
 
 
 def _used(row: Row) -> dict[str, Any]:
-    """What a row was told and its method uses."""
+    """What a row was told and its method uses; not what the method itself chose, which is another value for each."""
     return {
         name: value
         for name, value in (row.args or {}).items()
-        if name not in _HIDDEN and row.method in _ONLY_FOR.get(name, {row.method})
+        if name not in _HIDDEN and value not in (None, "") and row.method in _ONLY_FOR.get(name, {row.method})
     }
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sparsum.experiments.report._records import RunRecord
+
+# What is larger, of a run that diverged, is shown with an exponent.
+_LONG = 1e9
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,15 @@ def statistic(values: Sequence[float]) -> Statistic:
     return Statistic(mean, math.sqrt(squares / (n - 1) / n), n)
 
 
+def fixed(value: float, digits: int) -> str:
+    """A number with so many digits after the point; one that would be very long with its exponent.
+
+    >>> fixed(2.5, 2), fixed(1e308, 2)
+    ('2.50', '1e+308')
+    """
+    return f"{value:.{digits}f}" if abs(value) < _LONG else f"{value:.4g}"
+
+
 @dataclass(frozen=True)
 class Summary:
     """What the seeds of one method and setting measured.
@@ -41,7 +53,8 @@ class Summary:
     Args:
         method: how the sum was made.
         setting: what sets these runs apart from others of the method.
-        records: the runs that are counted: the finished ones, or as long as there is none, those with an epoch at least.
+        records: the runs that are counted: the finished ones, or as long as there is none, those with an epoch at least,
+            each up to the last epoch that all of them have reached.
         n_runs: how many there are or will be, counted or not.
         validation: metrics of the last epoch.
         test: metrics of the evaluation, of the runs that have one.
@@ -59,9 +72,21 @@ class Summary:
     seconds: Statistic
 
     @property
+    def label(self) -> str:
+        """The method, and the setting if there is one."""
+        setting = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in self.setting.items())
+        return f"{self.method} ({setting})" if setting else self.method
+
+    @property
     def n_finished(self) -> int:
         """How many of the runs have come to their end."""
         return sum(record.is_finished for record in self.records)
+
+    @property
+    def unfinished(self) -> str:
+        """How far the runs are, in words, where none is finished; empty otherwise."""
+        first = self.records[0]
+        return "" if self.n_finished else f"unfinished, at epoch {len(first.lines)} of {first.args['epochs']}"
 
 
 def summarise(
@@ -69,7 +94,7 @@ def summarise(
 ) -> Summary | None:
     """The summary of runs that differ in their seed alone; None if none of them has measured an epoch."""
     begun = list(records)
-    counted = [record for record in begun if record.lines and record.is_finished] or [r for r in begun if r.lines]
+    counted = [record for record in begun if record.lines and record.is_finished] or _to_common_epoch(begun)
     if not counted:
         return None
     return Summary(
@@ -84,11 +109,28 @@ def summarise(
     )
 
 
+def _to_common_epoch(records: Iterable[RunRecord]) -> list[RunRecord]:
+    """Runs with an epoch at least, up to the last one that all have reached: later ones would be means over fewer seeds.
+
+    What was evaluated after a later epoch does not belong to it.
+    """
+    begun = [record for record in records if record.lines]
+    n = min((len(record.lines) for record in begun), default=0)
+    return [record if len(record.lines) == n else replace(record, lines=record.lines[:n], test={}) for record in begun]
+
+
+def unfinished_note(summaries: Iterable[Summary], beginning: str) -> str:
+    """A sentence on settings of which no run is finished; empty if there are none."""
+    found = [f"{summary.label}, {summary.unfinished}" for summary in summaries if summary.unfinished]
+    return f"{beginning}: {'; '.join(found)}." if found else ""
+
+
 def best_by_method(summaries: Iterable[Summary], criterion: str) -> list[Summary]:
     """For each method its best setting: the one with the largest mean of the criterion on the validation data.
 
     The value is that of the last epoch, not of the best one, which would reward noise. A setting of which runs failed or
     are not finished is taken only where no setting of the method is complete: the seeds that failed may be the bad ones.
+    One of which no run is finished is taken only where no other has a finished one.
     """
     best: dict[str, Summary] = {}
     for summary in summaries:
@@ -98,11 +140,11 @@ def best_by_method(summaries: Iterable[Summary], criterion: str) -> list[Summary
     return list(best.values())
 
 
-def rank(summary: Summary, criterion: str) -> tuple[bool, float]:
-    """How good a setting is on the validation data, the larger the better; a complete one is before others."""
+def rank(summary: Summary, criterion: str) -> tuple[bool, bool, float]:
+    """How good a setting is on the validation data; complete ones are before others, then those with a finished run."""
     found = summary.validation.get(criterion)
     mean = -math.inf if found is None or math.isnan(found.mean) else found.mean
-    return summary.n_finished == summary.n_runs, mean
+    return summary.n_finished == summary.n_runs, summary.n_finished > 0, mean
 
 
 def _statistics(metrics: list[dict[str, float]]) -> dict[str, Statistic]:

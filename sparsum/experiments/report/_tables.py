@@ -6,15 +6,18 @@ import pathlib
 from collections.abc import Iterable, Sequence
 
 from rich import box
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from sparsum.experiments.report._columns import columns_of
 from sparsum.experiments.report._sections import read_sections
-from sparsum.experiments.report._summary import Statistic, Summary
+from sparsum.experiments.report._summary import Statistic, Summary, best_by_method, fixed
 
 LEFT_ALIGNED = {"method", "setting"}
 _SPLITS = ("validation", "test")
+# The columns of words, which are read well on two or three lines of so many signs.
+_FOLDED, _MAX_WORDS = {"setting", "seeds"}, 28
 
 
 def cells(summaries: Sequence[Summary], criterion: str, splits: Sequence[str] = _SPLITS) -> list[list[str]]:
@@ -33,16 +36,37 @@ def cells(summaries: Sequence[Summary], criterion: str, splits: Sequence[str] = 
             shown = [_number(values.get(name), n) for values, n in zip(metrics, n_runs, strict=True)]
             columns.append((f"{split} {name}", shown))
     if "validation" in splits:
-        columns.append(("training calls", [f"{summary.calls.mean:.2f}" for summary in summaries]))
-        columns.append(("training seconds", [f"{summary.seconds.mean:.1f}" for summary in summaries]))
+        columns.append(("training calls", [fixed(summary.calls.mean, 2) for summary in summaries]))
+        columns.append(("training seconds", [fixed(summary.seconds.mean, 1) for summary in summaries]))
     header, contents = zip(*columns, strict=True)
     return [list(header), *map(list, zip(*contents, strict=True))]
 
 
+class _Fitting:
+    """The tables of all metrics where the terminal is wide enough for them, or else a small one."""
+
+    def __init__(self, title: str, summaries: Sequence[Summary], criterion: str) -> None:
+        self.title, self.summaries, self.criterion = title, summaries, criterion
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        used = [split for split in _SPLITS if any(_metrics(summary, split) for summary in self.summaries)]
+        lines = {split: _dense(split, cells(self.summaries, self.criterion, [split])) for split in used}
+        if all(_width(each) <= options.max_width for each in lines.values()):
+            for split, each in lines.items():
+                yield _rich_table(f"{self.title}: {split}", each)
+            return
+        best = best_by_method(self.summaries, self.criterion)
+        kind = "" if len(best) == len(self.summaries) else ", the best setting of each method"
+        yield _rich_table(f"{self.title}{kind}", _headline_cells(best, self.criterion))
+        yield Text("A wider terminal shows all metrics and settings.\n", style="dim")
+
+
 def rich_tables(title: str, summaries: Sequence[Summary], criterion: str) -> Group:
-    """For the terminal, which is narrow: a table of the validation metrics, and one of the test metrics if there are any."""
-    used = [split for split in _SPLITS if any(_metrics(summary, split) for summary in summaries)]
-    return Group(*(_rich_table(title, split, cells(summaries, criterion, [split])) for split in used))
+    """For the terminal: a table of the validation metrics, and one of the test metrics if there are any.
+
+    Where they do not fit, a single one of what methods are compared by: numbers that are folded cannot be read.
+    """
+    return Group(_Fitting(title, summaries, criterion))
 
 
 def summary_table(runs: Iterable[pathlib.Path]) -> Group:
@@ -57,11 +81,45 @@ def summary_table(runs: Iterable[pathlib.Path]) -> Group:
     return Group(*shown, *(Text(f"left out: {problem}") for problem in problems))
 
 
-def _rich_table(title: str, split: str, lines: list[list[str]]) -> Table:
+def _headline_cells(summaries: Sequence[Summary], criterion: str) -> list[list[str]]:
+    """The header and a row for each summary: the validation criterion, and the first test metric if any has it."""
+    column = columns_of(summaries[0].records[0].experiment)[0]
+    tested = [column.statistic(summary.records) for summary in summaries]
+    rows = [["method", "seeds", f"validation {criterion}", f"test {column.heading}"]]
+    for summary, test in zip(summaries, tested, strict=True):
+        n_runs = len(summary.records)
+        rows.append(
+            [
+                summary.method,
+                _seeds(summary),
+                _number(summary.validation.get(criterion), n_runs),
+                _number(test, n_runs),
+            ]
+        )
+    return _dense("", rows if any(tested) else [row[:-1] for row in rows])
+
+
+def _dense(split: str, lines: list[list[str]]) -> list[list[str]]:
+    """Cells without what the title of a table says already."""
+    return [[cell.removeprefix(f"{split} ").replace("± ", "±") for cell in line] for line in lines]
+
+
+def _width(lines: list[list[str]]) -> int:
+    """How wide a table has to be so that no number is folded; words may be, at their spaces."""
+    n_columns = [_column_width(name, cells) for name, *cells in zip(*lines, strict=True)]
+    return sum(n_columns) + 2 * len(n_columns)
+
+
+def _column_width(name: str, cells: Sequence[str]) -> int:
+    longest = max(map(len, cells), default=0)
+    return max(max(map(len, name.split()), default=0), min(longest, _MAX_WORDS) if name in _FOLDED else longest)
+
+
+def _rich_table(title: str, lines: list[list[str]]) -> Table:
     """A dense table; where it is still too wide, cells are folded, and nothing is cut off."""
-    header, *rows = [[cell.removeprefix(f"{split} ").replace("± ", "±") for cell in line] for line in lines]
+    header, *rows = lines
     table = Table(
-        title=f"{title}: {split}",
+        title=title,
         title_justify="left",
         title_style="bold",
         box=box.SIMPLE_HEAD,
@@ -95,8 +153,7 @@ def _seeds(summary: Summary) -> str:
         return str(n)
     if n:
         return f"{n} of {summary.n_runs}"
-    reached = min(len(record.lines) for record in summary.records)
-    return f"0 of {summary.n_runs}, at epoch {reached} of {summary.records[0].args['epochs']}"
+    return f"0 of {summary.n_runs}, {summary.unfinished}"
 
 
 def _number(value: Statistic | None, n_runs: int) -> str:

@@ -1,5 +1,6 @@
 """Figures of runs as SVG that needs no script: a script adds the values that are pointed at."""
 
+from sparsum.experiments.report.figures._curves import MAX_POINTS as MAX_POINTS
 from sparsum.experiments.report.figures._draw import draw as draw
 from sparsum.experiments.report.figures._figure import Figure as Figure
 from sparsum.experiments.report.figures._figure import Point as Point

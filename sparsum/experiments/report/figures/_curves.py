@@ -52,15 +52,15 @@ def summed_calls(summary: Summary) -> list[float]:
     return _mean_over_seeds(summary, lambda run: list(itertools.accumulate(run.calls_by_epoch)))
 
 
-def chosen_epochs(n_epochs: int) -> list[int]:
+def chosen_epochs(n_epochs: int, n_points: int = MAX_POINTS) -> list[int]:
     """Which epochs are drawn, counted from 0: all, or as many as are told apart, the first and the last among them.
 
     >>> chosen_epochs(3), len(chosen_epochs(10_000)), chosen_epochs(10_000)[-1]
     ([0, 1, 2], 250, 9999)
     """
-    if n_epochs <= MAX_POINTS:
+    if n_epochs <= n_points:
         return list(range(n_epochs))
-    return [round(i * (n_epochs - 1) / (MAX_POINTS - 1)) for i in range(MAX_POINTS)]
+    return [round(i * (n_epochs - 1) / (n_points - 1)) for i in range(n_points)]
 
 
 def _calls(name: str) -> Callable[[RunRecord], list[float]]:

@@ -9,7 +9,7 @@ from sparsum.experiments.report._html import Markup, element, json_script
 from sparsum.experiments.report._summary import Statistic
 from sparsum.experiments.report.figures._figure import Figure, Series
 from sparsum.experiments.report.figures._frame import HEIGHT, LEFT, TOP, WIDTH, Frame
-from sparsum.experiments.report.figures._labels import beside, shortened, spread
+from sparsum.experiments.report.figures._labels import beside, leader, shortened, spread
 from sparsum.experiments.report.figures._marks import colour_class, dashes, mark
 
 # Of long lines so many points are marked, of short ones all.
@@ -40,7 +40,7 @@ def draw(figure: Figure, name: str) -> Markup:
     return element(
         "figure",
         element("figcaption", element("strong", figure.title)),
-        element("div", picture, class_="plot"),
+        element("div", element("div", picture, class_="plot"), class_="scroll"),
         element("p", note, class_="soft"),
         json_script(_told(frame, figure)),
         class_="chart",
@@ -119,26 +119,27 @@ def _names_of_lines(frame: Frame, figure: Figure) -> list[Markup]:
     parts = []
     for (series, (x, y)), row in zip(ends, rows, strict=True):
         left = frame.x.end + 16
-        leader = element("path", d=f"M{x + 2:.1f} {y:.1f}L{left} {row:.1f}", class_="leader")
+        way = element("path", d=f"M{x + 2:.1f} {y:.1f}L{left} {row:.1f}", class_="leader")
         name = element("text", shortened(series.name), x=left + 12, y=row + 4)
-        label = [leader, mark(series.style, left + 4, row), name]
+        label = [way, mark(series.style, left + 4, row), name]
         parts.append(element("g", *label, class_=_class(series, "name"), data_series=str(series.style)))
     return parts
 
 
 def _names_of_points(frame: Frame, figure: Figure) -> list[Markup]:
-    """Beside the marks."""
+    """Beside the marks, and not over the numbers of the axes; with a line to those that are farther away."""
     marked = [(series, box) for series in figure.series if (box := frame.box(series))]
-    labels = beside([series.name for series, _ in marked], [box for _, box in marked], WIDTH, frame.y.start - 2)
-    return [
-        element(
-            "g",
-            element("text", label.text, x=label.x, y=label.y, text_anchor=label.anchor),
-            class_=_class(series, "name"),
-            data_series=str(series.style),
-        )
-        for (series, _), label in zip(marked, labels, strict=True)
-    ]
+    room = LEFT + 2, 0, WIDTH, frame.y.start - 2
+    labels = beside([series.name for series, _ in marked], [box for _, box in marked], room)
+    found = []
+    for (series, box), label in zip(marked, labels, strict=True):
+        parts = [element("text", label.text, x=label.x, y=label.y, text_anchor=label.anchor)]
+        end = leader(label, box)
+        if end:
+            x, y = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
+            parts.insert(0, element("path", d=f"M{x:.1f} {y:.1f}L{end[0]:.1f} {end[1]:.1f}", class_="leader solid"))
+        found.append(element("g", *parts, class_=_class(series, "name"), data_series=str(series.style)))
+    return found
 
 
 def _axes(frame: Frame, figure: Figure) -> list[Markup]:
@@ -169,12 +170,16 @@ def _end_in_words(figure: Figure, series: Series) -> str:
     if series.point:
         x, y = figure.x_label.partition(",")[0], figure.y_label.partition(",")[0]
         return f"{y} {_in_words(series.point.y)}, {x} {_in_words(series.point.x)}"
-    finite = [value for value in series.y if math.isfinite(value)]
-    if not finite:
+    last = max((i for i, value in enumerate(series.y) if math.isfinite(value)), default=None)
+    if last is None:
         return "no number"
-    error = series.high[-1] - series.y[-1] if series.high else math.nan
-    is_symmetric = math.isfinite(error) and math.isclose(error, series.y[-1] - series.low[-1], rel_tol=1e-6, abs_tol=1e-12)
-    return f"{finite[-1]:.4g} ± {error:.2g}" if is_symmetric and error else f"{finite[-1]:.4g}"
+    end = series.y[last]
+    low, high = (series.low[last], series.high[last]) if series.low else (math.nan, math.nan)
+    if not math.isfinite(high - low):
+        return f"{end:.4g}"
+    if figure.edges:
+        return f"median {end:.4g}, {figure.edges} {low:.4g} to {high:.4g}"
+    return f"{end:.4g} ± {high - end:.2g}"
 
 
 def _in_words(found: Statistic) -> str:

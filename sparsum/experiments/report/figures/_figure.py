@@ -51,6 +51,7 @@ class Figure:
         series: one for each method, either all with points or none.
         x_is_logarithmic: whether equal ratios are equal distances from left to right.
         y_is_logarithmic: the same from bottom to top.
+        edges: what bands reach around medians; empty where they are standard errors around means.
     """
 
     title: str
@@ -60,6 +61,7 @@ class Figure:
     series: Sequence[Series]
     x_is_logarithmic: bool = False
     y_is_logarithmic: bool = False
+    edges: str = ""
 
     @property
     def has_points(self) -> bool:

@@ -16,6 +16,8 @@ LEFT, TOP = 66, 14
 _RIGHT_OF_LINES, _RIGHT_OF_POINTS, _BOTTOM = 512, 640, 328
 # The beginning of training and rare spikes are left outside where they would take more than half of the picture.
 _BEGINNING, _RARE, _MIN_LENGTH = 0.1, 0.01, 20
+# Of so few epochs each has a number.
+_MAX_EPOCHS_NAMED = 5
 _Pair = tuple[float, float]
 
 
@@ -101,8 +103,8 @@ class Frame:
         ticks = self.x.ticks()
         if not self.is_of_epochs:
             return ticks
-        if self.x.high - self.x.low <= 1:
-            return [round((self.x.low + self.x.high) / 2)]
+        if self.x.high - self.x.low <= _MAX_EPOCHS_NAMED:
+            return [float(i) for i in range(math.ceil(self.x.low), math.floor(self.x.high) + 1)]
         return sorted({float(max(1, round(tick))) for tick in ticks if round(tick) <= self.x.high})
 
 

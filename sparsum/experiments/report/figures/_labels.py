@@ -8,6 +8,10 @@ from typing import NamedTuple
 # About what a sign of the style sheet's font takes.
 _SIGN_WIDTH, HEIGHT = 6.7, 14.0
 _MAX_SIGNS = 20
+# A name that is farther from its mark has a line to it.
+_NEAR = 8.0
+# How far to the side a name stands that has such a line.
+_AWAY = 18.0
 #: Left, top, right and bottom.
 Box = tuple[float, float, float, float]
 
@@ -56,26 +60,25 @@ def spread(places: Sequence[float], low: float, high: float) -> list[float]:
     return found
 
 
-def beside(names: Sequence[str], boxes: Sequence[Box], width: float, height: float) -> list[Label]:
-    """Names beside marks, each on the side where it covers least; all stay within the picture.
+def beside(names: Sequence[str], boxes: Sequence[Box], room: Box) -> list[Label]:
+    """Names beside marks, each on the side where it covers least; all stay within their room.
 
     Args:
         names: of the marks.
         boxes: what each mark takes, with the bars of its errors.
-        width: of the picture.
-        height: of the part where names may be.
+        room: where names may be.
     """
     found: list[Label] = []
     taken = list(boxes)
     for name, box in zip(names, boxes, strict=True):
-        best = min(_choices(shortened(name), box), key=lambda label: _covered(label.box, taken, width, height))
+        best = min(_choices(shortened(name), box), key=lambda label: _covered(label.box, taken, room))
         found.append(best)
         taken.append(best.box)
     return found
 
 
 def _choices(text: str, box: Box) -> list[Label]:
-    """Right and left of a mark, then above and below, then farther away."""
+    """Right and left of a mark, then above and below, then farther away, where a line leads to it."""
     left, top, right, bottom = box
     middle = (top + bottom) / 2 + 4
     choices = [Label(text, right + 3, middle, "start"), Label(text, left - 3, middle, "end")]
@@ -84,14 +87,31 @@ def _choices(text: str, box: Box) -> list[Label]:
             choices += [
                 Label(text, (left + right) / 2 + x, y, anchor) for x, anchor in ((0, "middle"), (6, "start"), (-6, "end"))
             ]
+        for y in (middle + shift, middle - shift):
+            choices += [Label(text, right + _AWAY, y, "start"), Label(text, left - _AWAY, y, "end")]
     return choices
 
 
-def _covered(box: Box, taken: Sequence[Box], width: float, height: float) -> float:
-    """The area that a box shares with others, and much for what is outside of the picture."""
+def leader(label: Label, box: Box) -> tuple[float, float] | None:
+    """Where a line from a mark to its name ends; None where the name is so near that it needs none.
+
+    >>> leader(Label("a", 10.0, 40.0, "middle"), (4.0, 80.0, 16.0, 92.0))
+    (10.0, 43.0)
+    """
+    left, top, right, bottom = label.box
+    if max(top - box[3], box[1] - bottom, left - box[2], box[0] - right) < _NEAR:
+        return None
+    middle = (box[0] + box[2]) / 2
+    if left > box[2] or right < box[0]:
+        return (left - 1 if left > box[2] else right + 1), (top + bottom) / 2
+    return min(max(middle, left), right), bottom if bottom < box[1] else top
+
+
+def _covered(box: Box, taken: Sequence[Box], room: Box) -> float:
+    """The area that a box shares with others, and much for what is outside of the room."""
     left, top, right, bottom = box
     shared = 0.0
     for a, b, c, d in taken:
         shared += max(0.0, min(right, c) - max(left, a)) * max(0.0, min(bottom, d) - max(top, b))
-    outside = max(0.0, -left) + max(0.0, right - width) + max(0.0, -top) + max(0.0, bottom - height)
+    outside = max(0.0, room[0] - left) + max(0.0, right - room[2]) + max(0.0, room[1] - top) + max(0.0, bottom - room[3])
     return shared + 1000 * outside

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from sparsum.experiments.registry import NAMES, experiment_class
 from sparsum.experiments.report._columns import columns_of
+from sparsum.experiments.report._machines import machines_note
 from sparsum.experiments.report._sections import Section
-from sparsum.experiments.report._summary import Statistic, Summary
+from sparsum.experiments.report._summary import Statistic, Summary, unfinished_note
 from sparsum.experiments.report.figures._curves import (
     MAX_POINTS,
     Curve,
@@ -29,26 +30,27 @@ _CRITERIA = {
     "bitvector-vae": (-1, "negative ELBO, nats"),
 }
 # What the paper shows around the median of the calls.
-_QUARTILES = ("p25", "p75", "from the lower to the upper quartile")
-_PERCENTILES = ("p10", "p90", "from the 10th to the 90th percentile")
+_QUARTILES = ("p25", "p75", "from the lower to the upper quartile", "quartiles")
+_PERCENTILES = ("p10", "p90", "from the 10th to the 90th percentile", "10th and 90th percentile")
 
 
 class _Drawn(NamedTuple):
-    """The best setting of a method, and how it looks."""
+    """The best setting of a method, how it looks, and of how many epochs at most."""
 
     summary: Summary
     style: int
+    n_points: int = MAX_POINTS
 
     def line(self, curve: Curve, x: Sequence[float] = ()) -> Series:
         """A line over epochs, or over what ``x`` has for each epoch."""
-        chosen = chosen_epochs(len(curve.y))
+        chosen = chosen_epochs(len(curve.y), self.n_points)
         places = _at(x, chosen) or [i + 1 for i in chosen]
         y, low, high = (_at(values, chosen) for values in (curve.y, curve.low, curve.high))
         return Series(self.summary.method, self.style, places, y, low, high)
 
     def mark(self, x: Statistic, y: Statistic, way: tuple[Sequence[float], Sequence[float]] = ((), ())) -> Series:
         """A point, and the way there, if it is known at each epoch."""
-        chosen = chosen_epochs(len(way[0]))
+        chosen = chosen_epochs(len(way[0]), self.n_points)
         path_x, path_y = (_at(values, chosen) for values in way)
         return Series(self.summary.method, self.style, path_x, path_y, point=Point(x, y))
 
@@ -62,10 +64,10 @@ def styles_of(section: Section) -> dict[str, int]:
     return {method: styles[method] for method in dict.fromkeys(order) if method in drawn}
 
 
-def figures_of(section: Section) -> list[Figure]:
-    """The figures of a section, of the best setting of each method."""
+def figures_of(section: Section, n_points: int = MAX_POINTS) -> list[Figure]:
+    """The figures of a section, of the best setting of each method, with so many points on a line at most."""
     by_method = {summary.method: summary for summary in section.best}
-    drawn = [_Drawn(by_method[method], style) for method, style in styles_of(section).items()]
+    drawn = [_Drawn(by_method[method], style, n_points) for method, style in styles_of(section).items()]
     found = [_criterion_figure(section, drawn)]
     if section.experiment == "ssvae":
         found.append(_accuracy_figure(drawn))
@@ -90,12 +92,12 @@ def _accuracy_figure(drawn: Sequence[_Drawn]) -> Figure:
 
 
 def _calls_figure(section: Section, drawn: Sequence[_Drawn]) -> Figure:
-    low, high, reach = _QUARTILES if section.experiment == "bitvector-vae" else _PERCENTILES
+    low, high, reach, edges = _QUARTILES if section.experiment == "bitvector-vae" else _PERCENTILES
     series = [each.line(calls_curve(each.summary, low, high)) for each in drawn]
     is_wide = _is_wide([value for each in series for value in (*each.y, *each.low, *each.high)])
-    note = f"Lines are medians over training examples, bands reach {reach}; all are means over seeds.{_thinned(drawn)}"
+    note = f"Lines are medians over training examples, bands reach {reach}; all are means over seeds.{_drawn_note(drawn)}"
     label = f"calls per example{', logarithmic' * is_wide}"
-    return Figure("Decoder calls at each epoch", note, "epoch", label, series, y_is_logarithmic=is_wide)
+    return Figure("Decoder calls at each epoch", note, "epoch", label, series, y_is_logarithmic=is_wide, edges=edges)
 
 
 def _elbo_by_calls_figure(section: Section, drawn: Sequence[_Drawn]) -> Figure:
@@ -119,23 +121,29 @@ def _rate_distortion_figure(drawn: Sequence[_Drawn]) -> Figure:
         "Marks are means over seeds on the validation data after the last epoch, with standard errors; thin lines are the "
         "way there. Lower left is better: rate and distortion sum to the negative ELBO."
     )
-    return Figure("Rate and distortion", note + _thinned(drawn), "rate, nats", "distortion, nats", series)
+    return Figure("Rate and distortion", note + _drawn_note(drawn), "rate, nats", "distortion, nats", series)
 
 
 def _cost_figures(section: Section, drawn: Sequence[_Drawn]) -> list[Figure]:
-    """Quality against seconds, which depend on the machine, and against decoder calls, which do not."""
-    label, qualities = _qualities(section, drawn)
+    """Quality against seconds, which depend on the machine, and against decoder calls, which do not.
+
+    Methods of which no run is finished are not drawn: neither their cost nor their quality is what it will be.
+    """
+    finished = [each for each in drawn if each.summary.n_finished]
+    label, qualities = _qualities(section, finished)
     note = "Marks are means over seeds after the last epoch, with standard errors; a single seed has none."
+    note += unfinished_note([each.summary for each in drawn], " Not drawn")
+    machines = machines_note((each.summary.method, each.summary.records) for each in finished)
     found = []
-    for title, x_label, costs in (
-        ("Time and quality", "seconds of training", [each.summary.seconds for each in drawn]),
-        ("Decoder calls and quality", "calls per example, mean over epochs", [each.summary.calls for each in drawn]),
+    for title, more, x_label, costs in (
+        ("Time and quality", machines, "seconds of training", [each.summary.seconds for each in finished]),
+        ("Decoder calls and quality", "", "calls per example, mean over epochs", [each.summary.calls for each in finished]),
     ):
-        triples = zip(drawn, costs, qualities, strict=True)
+        triples = zip(finished, costs, qualities, strict=True)
         series = [each.mark(cost, quality) for each, cost, quality in triples if quality is not None]
         is_wide = _is_wide([cost.mean for cost in costs])
         full_label = f"{x_label}{', logarithmic' * is_wide}"
-        found.append(Figure(title, note, full_label, label, series, x_is_logarithmic=is_wide))
+        found.append(Figure(title, f"{note} {more}".strip(), full_label, label, series, x_is_logarithmic=is_wide))
     return found
 
 
@@ -168,11 +176,18 @@ def _is_wide(values: Sequence[float]) -> bool:
 
 def _line_note(drawn: Sequence[_Drawn]) -> str:
     if all(len(each.summary.records) == 1 for each in drawn):
-        return f"Each line is a single run.{_thinned(drawn)}"
-    return f"Lines are means over seeds, bands ± one standard error; a single seed has no band.{_thinned(drawn)}"
+        return f"Each line is a single run.{_drawn_note(drawn)}"
+    return f"Lines are means over seeds, bands ± one standard error; a single seed has no band.{_drawn_note(drawn)}"
+
+
+def _drawn_note(drawn: Sequence[_Drawn]) -> str:
+    """Sentences on epochs that are not drawn, and on runs that are not finished; empty if there is nothing to say."""
+    unfinished = unfinished_note([each.summary for each in drawn], " Drawn to the last epoch that all seeds have reached")
+    return _thinned(drawn) + unfinished
 
 
 def _thinned(drawn: Sequence[_Drawn]) -> str:
     """A sentence on epochs that are not drawn; empty if all are."""
     longest = max((len(run.lines) for each in drawn for run in each.summary.records), default=0)
-    return f" Of {longest} epochs {MAX_POINTS} are drawn." if longest > MAX_POINTS else ""
+    n_points = min((each.n_points for each in drawn), default=MAX_POINTS)
+    return f" Of {longest} epochs {n_points} are drawn." if longest > n_points else ""

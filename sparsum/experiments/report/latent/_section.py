@@ -14,8 +14,8 @@ from sparsum.experiments.runs import RunFolder
 
 # A view that cannot be made is told, and the next best run is tried, so often.
 _MAX_TRIED = 4
-# How many letters the views of a page may have together, so that it stays small.
-MAX_LETTERS = 3_800_000
+# How many bytes a page may have, so that it can be sent by mail and opened on a phone.
+MAX_LETTERS = 4_900_000
 
 _NOTHING = (
     "What the latent variables learned is shown for a run's folder with its checkpoint, or from a view that "
@@ -23,20 +23,21 @@ _NOTHING = (
 )
 
 
-def latent_views(sections: Sequence[Section], data_dir: str | None = None) -> list[Markup]:
+def latent_views(sections: Sequence[Section], data_dir: str | None = None, n_used: int = 0) -> list[Markup]:
     """For each section what the latent variables of its best run learned, or a sentence that says why not.
 
     Args:
         sections: the runs of experiments on data sets.
         data_dir: where the data is; by default as each run was told.
+        n_used: how many bytes the rest of the page has; the views get what it leaves.
     """
-    views, n_letters = [], 0
+    views, n_letters = [], n_used
     for section in sections:
         shown = _view_of(section, data_dir) if section.experiment in VIEWS else Markup("")
-        if n_letters + len(shown) > MAX_LETTERS:
+        if n_letters + len(shown.encode()) > MAX_LETTERS:
             title = VIEWS[section.experiment].title
             shown = element("p", f"{title}: left out, so that the page stays small.", class_="soft")
-        n_letters += len(shown)
+        n_letters += len(shown.encode())
         views.append(shown)
     return views
 

@@ -68,7 +68,10 @@
       this.plot.setAttribute("role", "group");
       this.plot.setAttribute("aria-label", `${this.svg.querySelector("title").textContent}: arrow keys read values`);
       this.plot.addEventListener("pointermove", (event) => this.pointAt(event));
-      this.plot.addEventListener("pointerleave", () => this.clear());
+      // A finger leaves when it is lifted: what it tapped at stays until the next tap, here or elsewhere.
+      this.plot.addEventListener("pointerdown", (event) => this.pointAt(event));
+      this.plot.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch") this.clear(); });
+      document.addEventListener("pointerdown", (event) => { if (!this.plot.contains(event.target)) this.clear(); });
       this.plot.addEventListener("blur", () => this.clear());
       this.plot.addEventListener("keydown", (event) => this.press(event));
     }
@@ -110,7 +113,8 @@
       if (event.key === "Escape") return this.clear();
       if (!(event.key in goals) || last < 0) return undefined;
       event.preventDefault();
-      return this.show(goals[event.key]);
+      this.show(goals[event.key]);
+      return this.tip.scrollIntoView({ block: "nearest", inline: "nearest" });
     }
 
     show(i) {
@@ -123,7 +127,9 @@
       const isRight = part > 0.45; // the tip stands where the cursor is not
       this.tip.style.left = isRight ? "auto" : `calc(${100 * part}% + 14px)`;
       this.tip.style.right = isRight ? `calc(${100 * (1 - part)}% + 14px)` : "auto";
-      this.tip.style.top = `calc(${(100 * y) / view.height}% + 10px)`;
+      const isLow = y > view.height / 2; // below a low mark it would leave the box, which may be one that scrolls
+      this.tip.style.top = isLow ? "auto" : `calc(${(100 * y) / view.height}% + 10px)`;
+      this.tip.style.bottom = isLow ? `calc(${100 - (100 * y) / view.height}% + 10px)` : "auto";
     }
 
     showLines(value) {

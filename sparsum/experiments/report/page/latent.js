@@ -132,7 +132,11 @@
       this.atomNote = make("p", { className: "latent-note" });
       this.status = make("p", { className: "latent-status", role: "status" });
       this.back = make("button", { type: "button", className: "latent-back" }, "back to the chosen code");
-      this.back.addEventListener("click", () => this.chooseAtom(this.atom));
+      this.back.addEventListener("click", () => {
+        this.chooseAtom(this.atom);
+        // The button is off now, and what is off loses the focus.
+        this.atomButtons[this.atom].focus();
+      });
       root.append(...this.layOut());
       this.chooseImage(0);
     }

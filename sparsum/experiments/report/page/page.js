@@ -54,5 +54,5 @@
   }
 
   addThemeButton();
-  document.querySelectorAll(".wide > table").forEach(makeSortable);
+  document.querySelectorAll("table.sortable").forEach(makeSortable);
 })();
