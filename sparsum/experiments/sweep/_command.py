@@ -63,18 +63,7 @@ def sweep_command(
         raise WrongUseError(f"--jobs must be at least 1, got {jobs}")
     console, messages = _console(), _console(stderr=True)
     folder = pathlib.Path("runs") / experiment / "sweep" if out is None else out
-    values = parse_grid(experiment, grid)
-    named = None if methods is None else parse_methods(experiment, methods)
-    if tuned_by is not None:
-        chosen = tuned_settings(experiment, named, options, values, tuned_by, folder)
-        for choice in chosen:
-            _say(messages, str(choice))
-        tuned = {choice.method: choice.values for choice in chosen}
-        plan = make_plan(experiment, list(tuned), options, values, seeds, folder, tuned)
-    elif named is None:
-        plan = _plan_of_all_methods(experiment, options, values, seeds, folder, messages)
-    else:
-        plan = make_plan(experiment, named, options, values, seeds, folder)
+    plan = _plan(experiment, methods, options, grid, seeds, folder, tuned_by, messages)
     plan = [dataclasses.replace(run, is_evaluated=evaluate) for run in plan]
     check_plan(plan)
     for device in {run.args.device for run in plan}:
@@ -147,6 +136,30 @@ def _records(runs: Sequence[PlannedRun]) -> list[RunRecord]:
             continue  # not begun, or broken, for which it is listed among those that failed
         records.append(dataclasses.replace(record, args=record.args | {"epochs": run.args.epochs}))
     return records
+
+
+def _plan(
+    experiment: str,
+    methods: str | None,
+    options: Mapping[str, Any],
+    grid: Sequence[str],
+    seeds: int,
+    out: pathlib.Path,
+    tuned_by: pathlib.Path | None,
+    messages: Console,
+) -> list[PlannedRun]:
+    """The runs that were asked for; what an earlier sweep decides of them is told."""
+    values = parse_grid(experiment, grid)
+    named = None if methods is None else parse_methods(experiment, methods)
+    if tuned_by is not None:
+        chosen = tuned_settings(experiment, named, options, values, tuned_by, out)
+        for choice in chosen:
+            _say(messages, str(choice))
+        tuned = {choice.method: choice.values for choice in chosen}
+        return make_plan(experiment, list(tuned), options, values, seeds, out, tuned)
+    if named is None:
+        return _plan_of_all_methods(experiment, options, values, seeds, out, messages)
+    return make_plan(experiment, named, options, values, seeds, out)
 
 
 def _plan_of_all_methods(
