@@ -112,6 +112,16 @@ def test_a_run_that_cannot_be_evaluated_does_not_keep_others_from_it(
     assert "last.pt is empty or cut short" in capsys.readouterr().err
 
 
+def test_a_broken_checkpoint_is_told_with_what_to_do(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ["train", "ssvae", "sparse", "--warm-epochs", "1", *SMALL, "--out", "run"]
+    assert sparsum(monkeypatch, *run) == 0
+    (tmp_path / "run" / "checkpoints" / "last.pt").write_bytes(b"")
+    assert sparsum(monkeypatch, *run, "--resume") == 2
+    assert "is empty or cut short; remove it to begin anew" in capsys.readouterr().err.replace("\n", " ")
+
+
 def test_resuming_needs_none_of_what_the_run_was_told(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Options that make sense only together may be left out, or given alone."""
     monkeypatch.chdir(tmp_path)

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from sparsum.experiments.report import read_record
-from sparsum.experiments.results import command_of
+from sparsum.experiments.registry import train_options
+from sparsum.experiments.report import RunRecord, read_record
 
 RECORDS = Path(__file__).parent / "records"
 DATA = os.environ.get("SPARSUM_DATA")
@@ -48,6 +48,13 @@ def files(kind: str) -> list[Path]:
 def sparsum(*arguments: str) -> None:
     """Run a command."""
     subprocess.run([sys.executable, "-m", "sparsum.experiments.main", *arguments], check=True)
+
+
+def command_of(run: RunRecord) -> list[str]:
+    """What to type after ``sparsum`` for the same run again."""
+    told = {name: run.args[name] for name in train_options() if run.args.get(name) is not None and name != "method"}
+    typed = [text for name, value in told.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    return ["train", run.experiment, run.args["method"], *typed]
 
 
 def places(command: list[str]) -> list[str]:

@@ -45,7 +45,7 @@ from sparsum.experiments._record import DivergedError
 from sparsum.experiments.demo import run_demo
 from sparsum.experiments.evaluate import evaluate_run
 from sparsum.experiments.registry import WrongUseError
-from sparsum.experiments.report import find_runs, read_comparisons, read_sections, summary_table, write_report
+from sparsum.experiments.report import find_runs, read_comparisons, read_sections, sections_table, write_page
 from sparsum.experiments.report import latex as as_latex
 from sparsum.experiments.report import markdown as as_markdown
 from sparsum.experiments.results import write_records
@@ -253,10 +253,10 @@ def report(
         raise typer.Exit(0 if tables else 1)
     first = runs[0] if runs[0].is_dir() else runs[0].parent  # never in the place of a record
     file = _page_file(first if out is None else out)
-    _out.print(summary_table(runs))
-    page = write_report(runs, file, data_dir)
-    _out.print(str(page), highlight=False, soft_wrap=True)
-    sections, _ = read_sections(runs)
+    sections, problems = read_sections(runs)
+    _out.print(sections_table(sections, problems))
+    write_page(sections, problems, file, data_dir)
+    _out.print(str(file), highlight=False, soft_wrap=True)
     raise typer.Exit(0 if sections else 1)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from sparsum.experiments._files import read_json, write_bytes
-from sparsum.experiments.registry import WrongUseError, train_options, with_defaults
+from sparsum.experiments.registry import WrongUseError, with_defaults
 from sparsum.experiments.report import RunRecord, columns_of, read_folders, read_record, rounded
 from sparsum.experiments.report.latent import LATENT_FILE, NoView, latent_of_run
 from sparsum.experiments.runs import RunFolder
@@ -133,22 +133,6 @@ def _difference(one: dict[str, Any], other: dict[str, Any]) -> str:
     """What two runs were told differently, as the first was told it."""
     changed = {name: value for name, value in _told(one).items() if _told(other).get(name) != value}
     return ", ".join(f"{name} = {value}" for name, value in changed.items()) or "the same settings"
-
-
-def command_of(run: RunRecord) -> list[str]:
-    """What to type after ``sparsum`` for the same run again: all that it was told, but where it was made and goes to.
-
-    Data from a folder is named without the folders above it.
-
-    >>> import sparsum.experiments.registry as registry, dataclasses
-    >>> args = dataclasses.asdict(registry.make_args("ssvae", "sparse", {"epochs": 5}))
-    >>> " ".join(command_of(RunRecord(pathlib.Path(), "ssvae", args, "", [], {})))[:56]
-    'train ssvae sparse --data digits --epochs 5 --seed 0 --l'
-    """
-    hidden = {"method", *_PLACES}
-    told = {name: run.args[name] for name in train_options() if run.args.get(name) is not None and name not in hidden}
-    typed = [text for name, value in told.items() for text in (f"--{name.replace('_', '-')}", str(value))]
-    return ["train", run.experiment, run.args["method"], *typed]
 
 
 def record_of(run: RunRecord, variant: str = "") -> dict[str, Any]:

@@ -94,7 +94,7 @@ class Training:
 
     def run(self) -> list[dict[str, Any]]:
         """Train to the end; returns the metrics of all epochs."""
-        if (state := self.folder.load("last", self.fabric.device)) is not None:
+        if (state := self._last_checkpoint()) is not None:
             self._restore(state)
         else:
             self._start()
@@ -117,6 +117,13 @@ class Training:
                 line = self._end_epoch()
                 _write_scalars(writer, line)
         return self.folder.metrics()
+
+    def _last_checkpoint(self) -> dict[str, Any] | None:
+        """Where the run is, None if it has not begun."""
+        try:
+            return self.folder.load("last", self.fabric.device)
+        except ValueError as error:
+            raise ValueError(f"{error}; remove it to begin anew") from error
 
     def _start(self) -> None:
         """What comes before the first step, which is begun anew if it is interrupted."""

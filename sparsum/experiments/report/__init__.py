@@ -3,6 +3,7 @@
 from sparsum.experiments.report._comparison import read_comparisons as read_comparisons
 from sparsum.experiments.report._markup import latex as latex
 from sparsum.experiments.report._markup import markdown as markdown
+from sparsum.experiments.report._page import write_page as write_page
 from sparsum.experiments.report._page import write_report as write_report
 from sparsum.experiments.report._records import RECORD_KEYS as RECORD_KEYS
 from sparsum.experiments.report._records import RunRecord as RunRecord
@@ -25,4 +26,5 @@ from sparsum.experiments.report._summary import best_by_method as best_by_method
 from sparsum.experiments.report._summary import statistic as statistic
 from sparsum.experiments.report._summary import summarise as summarise
 from sparsum.experiments.report._tables import rich_tables as rich_tables
+from sparsum.experiments.report._tables import sections_table as sections_table
 from sparsum.experiments.report._tables import summary_table as summary_table

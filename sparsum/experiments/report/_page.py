@@ -38,10 +38,16 @@ def write_report(runs: Iterable[pathlib.Path], out: pathlib.Path, data_dir: str 
     Raises:
         WrongUseError: if there is no run.
     """
-    sections, problems = read_sections(runs)
     file = out / "report.html" if out.is_dir() or not out.suffix else out
-    write_bytes(file, _page(sections, problems, data_dir).encode())
+    write_page(*read_sections(runs), file, data_dir)
     return file
+
+
+def write_page(
+    sections: Sequence[Section], problems: Sequence[str], file: pathlib.Path, data_dir: str | None = None
+) -> None:
+    """As `write_report`, of what `read_sections` has read, into a file."""
+    write_bytes(file, _page(sections, problems, data_dir).encode())
 
 
 def _page(sections: Sequence[Section], problems: Sequence[str], data_dir: str | None) -> str:

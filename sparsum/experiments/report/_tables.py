@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sparsum.experiments.report._columns import columns_of
-from sparsum.experiments.report._sections import read_sections
+from sparsum.experiments.report._sections import Section, read_sections
 from sparsum.experiments.report._summary import Statistic, Summary, best_by_method, fixed
 
 LEFT_ALIGNED = {"method", "setting"}
@@ -71,7 +71,11 @@ def rich_tables(title: str, summaries: Sequence[Summary], criterion: str) -> Gro
 
 def summary_table(runs: Iterable[pathlib.Path]) -> Group:
     """For the terminal, tables for each experiment and data set of all runs in or below some folders."""
-    sections, problems = read_sections(runs)
+    return sections_table(*read_sections(runs))
+
+
+def sections_table(sections: Sequence[Section], problems: Sequence[str]) -> Group:
+    """As `summary_table`, of what `read_sections` has read."""
     shown: list[Group | Text] = []
     for section in sections:
         if section.summaries:
