@@ -115,6 +115,15 @@ def test_scores_in_any_order_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     check(monkeypatch, normal(1, 5).expand(2, -1), sp.Bits(5))
 
 
+@pytest.mark.parametrize("n", [15, 16, 31, 32])
+def test_what_memory_held_before_does_not_matter(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    """For these sizes a tile of bits is taller than the line that it is read from."""
+    new_empty = Tensor.new_empty
+    monkeypatch.setattr(Tensor, "new_empty", lambda *args, **options: new_empty(*args, **options).fill_(9))
+    for structure in (sp.Budget(n, n // 2), sp.Subset(n, n // 2)):
+        assert check(monkeypatch, 1 + normal(2, n), structure).is_solved.all()
+
+
 def test_launches_of_a_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "_MOST_BYTES", 2 * 8 * kernel.n_slots(4) ** 2)
     check(monkeypatch, normal(5, 4), sp.Bits(4))

@@ -59,7 +59,8 @@ def _best(
             n_before = tl.zeros([TALL, PARTS], tl.int32)
             for first in range(0, PARTS, TALL):
                 others = first + tl.arange(0, TALL)
-                other = tl.load(line + others)[:, None]
+                # A tile may be taller than the line.
+                other = tl.load(line + others, mask=others < PARTS, other=-float("inf"))[:, None]
                 is_first = (other == values[None, :]) & (others[:, None] < parts[None, :])
                 n_before += ((other > values[None, :]) | is_first).to(tl.int32)
             is_among = tl.sum(n_before, 0) < most
