@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-browser test-all check format bench clean
+.PHONY: help demo test test-browser test-all check format bench report clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -45,6 +45,9 @@ bench: $(READY) ## Benchmarks against peers, on one CPU thread
 	$(BIN)/python -m benchmarks.sparsemap
 	$(BIN)/python -m benchmarks.estimators
 	$(BIN)/python -m benchmarks.steps
+
+report: $(READY) ## docs/report.html again, the page of the records in results/
+	$(BIN)/sparsum report results --out docs/report.html
 
 clean: ## Remove .venv and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

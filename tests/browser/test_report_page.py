@@ -17,6 +17,7 @@ from sparsum.experiments.runs import RunFolder
 
 pytestmark = pytest.mark.browser
 RESULTS = Path(__file__).parents[2] / "results"
+EXAMPLE = RESULTS.parent / "docs" / "report.html"
 ODD = "<img src=x onerror=alert(1)></script><!--\u2028&amp;\"'"
 
 
@@ -95,6 +96,19 @@ def test_results_are_shown(load: Callable[..., Any], results: Path, scheme: str)
     for each in page.locator("details > summary").all():
         each.click()
     assert no_scrolling(page)  # wide tables scroll by themselves
+
+
+def test_the_example_page_decodes_as_bits_are_switched(load: Callable[..., Any]) -> None:
+    page = load(EXAMPLE)
+    assert page.locator(".latent").count() == 4
+    assert page.locator(".latent-problem").count() == 0
+    with_switches = page.locator(".latent", has=page.locator(".latent-switch"))
+    assert [view.locator(".latent-switch").count() for view in with_switches.all()] == [32, 128]
+    for view in with_switches.all():
+        decoded = view.locator(".latent-decoded")
+        before = decoded.evaluate("canvas => canvas.toDataURL()")
+        view.locator(".latent-switch").first.click()
+        assert decoded.evaluate("canvas => canvas.toDataURL()") != before
 
 
 def test_odd_names_are_text(load: Callable[..., Any], tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from sparsum.experiments._files import write_bytes
 from sparsum.experiments.report._html import Markup, element, joined
 from sparsum.experiments.report._page_tables import metric_tables, tested_tables
 from sparsum.experiments.report._records import RunRecord
-from sparsum.experiments.report._rows import option_name, option_value
 from sparsum.experiments.report._sections import Section, read_sections
+from sparsum.experiments.report._settings import setting_text
 from sparsum.experiments.report.figures import MAX_POINTS, draw, figures_of, legend, styles_of
 from sparsum.experiments.report.latent import latent_views
 from sparsum.experiments.report.latent._section import MAX_LETTERS
@@ -176,7 +176,7 @@ def _drawn_settings(section: Section) -> Markup:
     chosen = []
     for summary in section.best:
         if n_settings[summary.method] > 1:
-            setting = ", ".join(f"{option_name(name)} {option_value(value)}" for name, value in summary.setting.items())
+            setting = setting_text(summary.method, summary.setting)
             # An empty setting differs from the others of its method in that those have a name.
             chosen.append(f"{summary.method}: {setting or 'no variant'} (of {n_settings[summary.method]})")
     if not chosen:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparsum.experiments.registry import make_args
@@ -43,13 +43,23 @@ def settings_note(experiment: str, rows: Sequence[Row]) -> str:
     return f"Settings of {'; '.join(parts)}." if parts else ""
 
 
+def setting_text(method: str, setting: Mapping[str, Any]) -> str:
+    """What sets some runs of a method apart from others, as far as the method uses it; empty if nothing does.
+
+    >>> setting_text("topk", {"lr": 0.002, "solver": "", "temperature_decay": 1e-05})
+    'lr 0.002'
+    """
+    return _text(setting, [name for name, value in setting.items() if _is_used(method, name, value)])
+
+
 def _used(row: Row) -> dict[str, Any]:
-    """What a row was told and its method uses; not what the method itself chose, which is another value for each."""
-    return {
-        name: value
-        for name, value in (row.args or {}).items()
-        if name not in _HIDDEN and value not in (None, "") and row.method in _ONLY_FOR.get(name, {row.method})
-    }
+    """What a row was told and its method uses."""
+    return {name: value for name, value in (row.args or {}).items() if _is_used(row.method, name, value)}
+
+
+def _is_used(method: str, name: str, value: Any) -> bool:
+    """Not where the method itself chose, which is another value for each."""
+    return name not in _HIDDEN and value not in (None, "") and method in _ONLY_FOR.get(name, {method})
 
 
 def _changed(experiment: str, row: Row) -> set[str]:
@@ -74,5 +84,5 @@ def _values(told: dict[str, dict[str, Any]], name: str) -> list[str]:
     return [repr(args[name]) for args in told.values() if name in args]
 
 
-def _text(args: dict[str, Any], names: list[str]) -> str:
+def _text(args: Mapping[str, Any], names: list[str]) -> str:
     return ", ".join(f"{option_name(name)} {option_value(args[name])}" for name in names)

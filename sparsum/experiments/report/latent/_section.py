@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from sparsum.experiments.report._html import Markup, element
 from sparsum.experiments.report._records import RunRecord
 from sparsum.experiments.report._sections import Section
+from sparsum.experiments.report._settings import setting_text
 from sparsum.experiments.report._summary import Summary, rank
 from sparsum.experiments.report.latent._kept import LATENT_FILE, VIEWS, Latent, NoView, latent_of_run, read_latent
 from sparsum.experiments.runs import RunFolder
@@ -101,5 +102,5 @@ def _read(source: pathlib.Path, summary: Summary, data_dir: str | None) -> Laten
 
 
 def _told(summary: Summary) -> str:
-    setting = ", ".join(f"{name} {value}" for name, value in summary.setting.items() if name != "bits")
+    setting = setting_text(summary.method, summary.setting)
     return f"{summary.method} ({setting})" if setting else summary.method
