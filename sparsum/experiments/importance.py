@@ -33,7 +33,7 @@ LogJoint = Callable[[Tensor, Tensor], Tensor]
 #: The largest score that counts: beyond it a bit is flipped once in 400 samples, at a sharpness of 1.
 MAX_SCORE = 6.0
 #: What the scores are multiplied by, one number per model, chosen on validation data.
-SHARPNESSES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+SHARPNESSES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 
 
 class BitModel(Protocol):
