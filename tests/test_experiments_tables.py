@@ -165,6 +165,14 @@ def test_unfinished_and_unevaluated_runs_are_named_and_not_averaged(tmp_path: Pa
     )
 
 
+@pytest.mark.parametrize(("key", "value"), [("method", "dense"), ("seed", 1), ("bits", 8)])
+def test_a_record_that_contradicts_itself_is_none(tmp_path: Path, key: str, value: object) -> None:
+    record = json.loads((Path(__file__).parents[1] / "results/ssvae/sparse/seed-0.json").read_text())
+    (tmp_path / "seed-0.json").write_text(json.dumps(record | {key: value}))
+    _, problems = report.read_comparisons([tmp_path])
+    assert [f"its {key} is {value!r}, but the run was told" in problem for problem in problems] == [True]
+
+
 def test_no_finished_run_is_said(tmp_path: Path) -> None:
     make_run(tmp_path, None, calls=())
     assert table_of(tmp_path).notes[0] == "No run on mnist is finished and evaluated yet."

@@ -138,6 +138,9 @@ def _from_record(file: pathlib.Path, record: dict[str, Any]) -> RunRecord:
         raise ValueError("it does not say what the run was told, or what it measured")
     if not isinstance(variant, str | None):
         raise ValueError("its variant is no text")
+    for key in ("method", "bits", "seed"):
+        if record[key] != args.get(key):
+            raise ValueError(f"its {key} is {record[key]!r}, but the run was told {args.get(key)!r}")
     lines = _lines_of(record["epochs"]) if isinstance(record["epochs"], dict) else []
     if not lines or not all(map(_is_measured, lines)):
         raise ValueError("an epoch lacks validation, calls or seconds")
