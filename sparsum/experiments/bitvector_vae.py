@@ -245,8 +245,8 @@ class BitvectorVAE(AbstractExperiment):
 
     @property
     def is_repeatable(self) -> bool:
-        """Not where the number of chunks depends on the data."""
-        return getattr(self.estimator, "chunk_size", None) is None
+        """Not where a solver's steps or the number of chunks depend on the data."""
+        return self.args.solver != "active-set" and getattr(self.estimator, "chunk_size", None) is None
 
     def optimiser(self) -> torch.optim.Optimizer:
         """Adam."""
