@@ -45,7 +45,7 @@ from sparsum.experiments._record import DivergedError
 from sparsum.experiments.demo import run_demo
 from sparsum.experiments.evaluate import evaluate_run
 from sparsum.experiments.registry import WrongUseError
-from sparsum.experiments.report import find_runs, read_comparisons, read_sections, sections_table, write_page
+from sparsum.experiments.report import find_runs, page_file, read_comparisons, read_sections, sections_table, write_page
 from sparsum.experiments.report import latex as as_latex
 from sparsum.experiments.report import markdown as as_markdown
 from sparsum.experiments.results import write_records
@@ -252,7 +252,7 @@ def report(
         typer.echo((as_markdown if markdown else as_latex)(tables, problems))
         raise typer.Exit(0 if tables else 1)
     first = runs[0] if runs[0].is_dir() else runs[0].parent  # never in the place of a record
-    file = _page_file(first if out is None else out)
+    file = _new_page(first if out is None else out)
     sections, problems = read_sections(runs)
     _out.print(sections_table(sections, problems))
     write_page(sections, problems, file, data_dir)
@@ -260,13 +260,13 @@ def report(
     raise typer.Exit(0 if sections else 1)
 
 
-def _page_file(out: pathlib.Path) -> pathlib.Path:
-    """The file of a page.
+def _new_page(out: pathlib.Path) -> pathlib.Path:
+    """The file of a page that is to be written.
 
     Raises:
         WrongUseError: if it is there and is no page, since what it holds may be needed: a record, say.
     """
-    file = out / "report.html" if out.is_dir() or not out.suffix else out
+    file = page_file(out)
     if not file.is_file():
         return file
     with file.open("rb") as old:

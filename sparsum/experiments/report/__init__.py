@@ -3,6 +3,7 @@
 from sparsum.experiments.report._comparison import read_comparisons as read_comparisons
 from sparsum.experiments.report._markup import latex as latex
 from sparsum.experiments.report._markup import markdown as markdown
+from sparsum.experiments.report._page import page_file as page_file
 from sparsum.experiments.report._page import write_page as write_page
 from sparsum.experiments.report._page import write_report as write_report
 from sparsum.experiments.report._records import RECORD_KEYS as RECORD_KEYS

@@ -38,9 +38,14 @@ def write_report(runs: Iterable[pathlib.Path], out: pathlib.Path, data_dir: str 
     Raises:
         WrongUseError: if there is no run.
     """
-    file = out / "report.html" if out.is_dir() or not out.suffix else out
+    file = page_file(out)
     write_page(*read_sections(runs), file, data_dir)
     return file
+
+
+def page_file(out: pathlib.Path) -> pathlib.Path:
+    """Where a page goes: into a file, or a folder, under the name ``report.html``."""
+    return out / "report.html" if out.is_dir() or not out.suffix else out
 
 
 def write_page(
