@@ -14,7 +14,8 @@ import sparsum as sp
 from sparsum.experiments import importance
 from sparsum.experiments.bitvector_vae import Args, BitvectorVAE
 from sparsum.experiments.data import Images, Split
-from sparsum.experiments.importance import LogJoint, LogLikelihood, Sampling, bits_per_dim, draw_outside, proposal
+from sparsum.experiments.importance import LogJoint, LogLikelihood, Sampling, draw_outside, proposal
+from sparsum.experiments.measuring import bits_per_dim
 from tests.test_devices import every_device
 
 METRICS = {"elbo", "rate", "distortion", "entropy", "calls", "sharpness"}
@@ -157,13 +158,13 @@ def test_memory_is_bounded_and_portions_add_up() -> None:
 
 def test_error_of_the_logarithm_of_a_mean() -> None:
     values = torch.randn(5, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found, weights = importance._log_mean(values + 900), values.exp()
+    found, weights = importance.log_mean(values + 900), values.exp()
     torch.testing.assert_close(found.value, weights.mean(1).log() + 900)
     torch.testing.assert_close(found.standard_error, weights.std(1) / math.sqrt(40) / weights.mean(1))
     one = torch.zeros(1, 40, dtype=torch.float64)
     one[0, 0] = 1000.0
-    assert importance._log_mean(one).standard_error.item() == pytest.approx(1.0)
-    assert importance._log_mean(torch.zeros(1, 40)).standard_error.item() == 0.0
+    assert importance.log_mean(one).standard_error.item() == pytest.approx(1.0)
+    assert importance.log_mean(torch.zeros(1, 40)).standard_error.item() == 0.0
 
 
 def fake_images() -> Images:

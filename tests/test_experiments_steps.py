@@ -74,12 +74,13 @@ def test_recorded_steps_go_where_others_go(name: str, method: str) -> None:
 @pytest.mark.parametrize("bits", [16, 32])
 @pytest.mark.parametrize("method", ["sparsemap", "sparsemap-budget"])
 def test_recorded_steps_with_the_active_set(method: str, bits: int) -> None:
-    """They could be recorded, and go where others go, if small: else atoms that tie make rounding errors visible."""
+    """They go where others go, if they are small: else atoms that tie make rounding errors visible."""
     fabric = Fabric(accelerator="cuda", devices=1)
     options = {"data": "digits", "device": "cuda", "batch_size": 16, "bits": bits, "solver": "active-set", "lr": 1e-7}
     args = make_args("bitvector-vae", method, options)
     recorded, plain = (make_experiment("bitvector-vae", args, torch.device("cuda")) for _ in range(2))
-    steps = RecordedSteps(recorded, fabric)
+    steps = steps_for(recorded, fabric)
+    assert isinstance(steps, RecordedSteps)
     found = objectives(steps, 12)
     assert steps._recorded, "nothing was recorded"
     torch.testing.assert_close(found, objectives(Steps(plain, fabric), 12), rtol=1e-4, atol=1e-3)

@@ -136,6 +136,7 @@ class AbstractExperiment(ABC):
         split: str = "test",
         limit: int | None = None,
         n_samples: int = 1024,
+        n_annealed: int = 0,
         progress: Callable[[float], None] | None = None,
     ) -> dict[str, float]:
         """The metrics of a trained model, and their standard errors under names with ``_se`` at the end.
@@ -145,6 +146,7 @@ class AbstractExperiment(ABC):
             split: the part of the data.
             limit: at most this many examples.
             n_samples: for what is estimated by importance sampling.
+            n_annealed: for how many examples to estimate it by annealed importance sampling, too.
             progress: told which part is done, from 0 to 1.
         """
         self.model.eval()

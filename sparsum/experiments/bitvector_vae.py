@@ -22,8 +22,9 @@ from sparsum.experiments._layers import adam, perceptron
 from sparsum.experiments._seeds import with_seed
 from sparsum.experiments._totals import Totals
 from sparsum.experiments.data import Images, load_images
-from sparsum.experiments.importance import LogJoint, Sampling, bits_per_dim
+from sparsum.experiments.importance import LogJoint, Sampling
 from sparsum.experiments.likelihood import pixel_log_likelihood
+from sparsum.experiments.measuring import bits_per_dim
 
 HIDDEN = 128
 #: Numbers that the generative network gives for each pixel, to be turned into logits by a map that all pixels share.
@@ -245,8 +246,8 @@ class BitvectorVAE(AbstractExperiment):
 
     @property
     def is_repeatable(self) -> bool:
-        """Not where a solver's steps or the number of chunks depend on the data."""
-        return self.args.solver != "active-set" and getattr(self.estimator, "chunk_size", None) is None
+        """Not where the number of chunks depends on the data."""
+        return getattr(self.estimator, "chunk_size", None) is None
 
     def optimiser(self) -> torch.optim.Optimizer:
         """Adam."""
@@ -278,6 +279,7 @@ class BitvectorVAE(AbstractExperiment):
         split: str = "test",
         limit: int | None = None,
         n_samples: int = 1024,
+        n_annealed: int = 0,
         progress: Callable[[float], None] | None = None,
     ) -> dict[str, float]:
         """The metrics of `validate` with standard errors over images, and what `bits_per_dim` returns.
@@ -288,4 +290,6 @@ class BitvectorVAE(AbstractExperiment):
         metrics = super().evaluate(generator, split=split, limit=limit)
         x, held_out = getattr(self.images, split).x[:limit], self.images.validation.x[:limit][:N_CHOOSING]
         sampling = Sampling(n_samples, generator, _n_at_once(self.model.n_pixels))
-        return metrics | bits_per_dim(self.model, x, held_out, sampling, self.args.batch_size, progress)
+        return metrics | bits_per_dim(
+            self.model, x, held_out, sampling, self.args.batch_size, n_annealed=n_annealed, progress=progress
+        )

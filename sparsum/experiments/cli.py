@@ -117,6 +117,10 @@ def evaluate(
     split: Annotated[str, typer.Option(help="test or validation.")] = "test",
     limit: Annotated[int | None, typer.Option(min=1, help="At most this many examples, for a quick look.")] = None,
     samples: Annotated[int, typer.Option(min=2, help="bitvector-vae: importance samples.")] = 1024,
+    annealed: Annotated[
+        int,
+        typer.Option(min=0, help="bitvector-vae: bits per pixel of so many images by annealing, too; slow."),
+    ] = 0,
     device: Device = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -138,6 +142,7 @@ def evaluate(
                     split=split,
                     limit=limit,
                     n_samples=samples,
+                    n_annealed=annealed,
                     device=device,
                     data_dir=data_dir,
                     progress=functools.partial(_advance, bar, task),

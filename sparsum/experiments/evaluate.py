@@ -26,6 +26,7 @@ def evaluate_run(
     split: str = "test",
     limit: int | None = None,
     n_samples: int = 1024,
+    n_annealed: int = 0,
     device: str | None = None,
     data_dir: str | None = None,
     progress: Callable[[float], None] | None = None,
@@ -38,6 +39,7 @@ def evaluate_run(
         split: ``test`` or ``validation``.
         limit: at most this many examples, for a quick look.
         n_samples: for what is estimated by importance sampling.
+        n_annealed: for how many examples to estimate it by annealed importance sampling, too.
         device: where; by default as the run was told.
         data_dir: where the data is; by default as the run was told.
         progress: told which part is done, from 0 to 1.
@@ -49,7 +51,9 @@ def evaluate_run(
     place, seed = next(experiment.model.parameters()).device, experiment.args.seed
     generator = generator_for(place, seed, "evaluation", split)
     with torch.no_grad():
-        metrics = experiment.evaluate(generator, split=split, limit=limit, n_samples=n_samples, progress=progress)
+        metrics = experiment.evaluate(
+            generator, split=split, limit=limit, n_samples=n_samples, n_annealed=n_annealed, progress=progress
+        )
     if split == "test" and limit is None:
         name = "evaluation.json" if checkpoint == "last" else f"evaluation-{checkpoint}.json"
         write_json(path / name, metrics | {"epochs": n_epochs, "n_samples": n_samples})

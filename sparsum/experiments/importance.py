@@ -15,10 +15,9 @@ References:
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,21 +31,6 @@ LogJoint = Callable[[Tensor, Tensor], Tensor]
 
 #: The largest score that counts: beyond it a bit is flipped once in 400 samples, at a sharpness of 1.
 MAX_SCORE = 6.0
-#: What the scores are multiplied by, one number per model, chosen on validation data.
-SHARPNESSES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-
-
-class BitModel(Protocol):
-    """A model whose latent variable is a bit vector."""
-
-    def scores(self, x: Tensor) -> Tensor:
-        """What the posterior is made from: (n_rows, n_bits)."""
-
-    def posterior(self, x: Tensor, generator: torch.Generator) -> Distribution:
-        """The distribution of z given each observation."""
-
-    def log_joint(self, x: Tensor) -> LogJoint:
-        """The logarithm of p(x, z)."""
 
 
 class LogLikelihood(NamedTuple):
@@ -85,57 +69,6 @@ class Sampling(NamedTuple):
             yield min(n_each, self.n_samples - begin)
 
 
-def bits_per_dim(
-    model: BitModel,
-    x: Tensor,  # shape: (n, n_pixels)
-    held_out: Tensor,  # shape: (m, n_pixels)
-    sampling: Sampling,
-    batch_size: int,
-    progress: Callable[[float], None] | None = None,
-) -> dict[str, float]:
-    r"""The mean of :math:`-\log_2 p(x)` per pixel in two ways: the paper's, and with samples from a `proposal`.
-
-    Args:
-        model: in evaluation mode.
-        x: the images.
-        held_out: others, on which the sharpness of the proposal is chosen.
-        sampling: how both ways are sampled.
-        batch_size: how many images to do at a time.
-        progress: is told which part is done, from 0 to 1.
-
-    Returns:
-        ``bits_per_dim_paper``, ``bits_per_dim_proposal``, their standard errors ``..._se``, which are those of the sampling
-        and not of the choice of images, and the ``sharpness``.
-    """
-    if sampling.n_samples < 2:
-        raise ValueError(f"n_samples must be at least 2, got {sampling.n_samples}")
-    n_done, n_all = 0, len(SHARPNESSES) * len(held_out) + 2 * len(x)
-
-    def in_batches(images: Tensor, estimate: Callable[[Tensor], LogLikelihood]) -> tuple[float, float]:
-        nonlocal n_done
-        parts = []
-        for part in images.split(batch_size):
-            parts.append(estimate(part))
-            n_done += len(part)
-            if progress is not None:
-                progress(n_done / n_all)
-        return LogLikelihood.concatenate(parts).mean()
-
-    def by_posterior(part: Tensor) -> LogLikelihood:
-        return log_likelihood(model.log_joint(part), model.posterior(part, sampling.generator), sampling)
-
-    def by_proposal(part: Tensor, sharpness: float) -> LogLikelihood:
-        return from_samples(model.log_joint(part), proposal(model.scores(part), sharpness), sampling)
-
-    proposals = {a: functools.partial(by_proposal, sharpness=a) for a in SHARPNESSES}
-    sharpness = max(SHARPNESSES, key=lambda a: in_batches(held_out, proposals[a])[0])
-    metrics, nats = {"sharpness": sharpness}, x.shape[1] * math.log(2)
-    for name, way in (("paper", by_posterior), ("proposal", proposals[sharpness])):
-        value, standard_error = in_batches(x, way)
-        metrics |= {f"bits_per_dim_{name}": -value / nats, f"bits_per_dim_{name}_se": standard_error / nats}
-    return metrics
-
-
 def log_likelihood(log_joint: LogJoint, posterior: Distribution, sampling: Sampling) -> LogLikelihood:
     """Estimate as the paper does: by samples from a dense posterior, by the atoms of a sparse one and samples elsewhere."""
     if isinstance(posterior, sp.SparseDistribution):
@@ -154,7 +87,12 @@ def proposal(
     The neighbours of an atom explain the observation, too: for a sparse posterior this is a better place to sample from than
     the whole rest.
     """
-    return sp.Gibbs(scores.clamp(-MAX_SCORE, MAX_SCORE) * sharpness, sp.Bits(scores.shape[-1]))
+    return sp.Gibbs(proposal_logits(scores, sharpness), sp.Bits(scores.shape[-1]))
+
+
+def proposal_logits(scores: Tensor, sharpness: float) -> Tensor:
+    """The logits of the bits of a proposal: (n_rows, n_bits)."""
+    return scores.clamp(-MAX_SCORE, MAX_SCORE) * sharpness
 
 
 def from_samples(log_joint: LogJoint, q: sp.Gibbs, sampling: Sampling) -> LogLikelihood:
@@ -164,7 +102,7 @@ def from_samples(log_joint: LogJoint, q: sp.Gibbs, sampling: Sampling) -> LogLik
     for n in sampling.portions(n_rows):
         samples = q.sample((n,), generator=sampling.generator).transpose(0, 1)
         weights.append(_values(log_joint, samples) - _values(q.log_prob_of, samples))
-    return _log_mean(torch.cat(weights, 1))
+    return log_mean(torch.cat(weights, 1))
 
 
 def from_atoms(log_joint: LogJoint, q: sp.SparseDistribution, sampling: Sampling) -> LogLikelihood:
@@ -180,7 +118,7 @@ def from_atoms(log_joint: LogJoint, q: sp.SparseDistribution, sampling: Sampling
     terms = torch.cat([log_joint(atoms, row).double() for atoms, row in pairs])
     inside = Segments.from_row(q.row, n_rows).logsumexp(terms)
     portions = (draw_outside(q, n, sampling.generator) for n in sampling.portions(n_rows))
-    mean = _log_mean(torch.cat([_values(log_joint, samples) for samples in portions], 1))
+    mean = log_mean(torch.cat([_values(log_joint, samples) for samples in portions], 1))
     log_n_others = n_bits * math.log(2) + torch.log1p(-lengths.double() * 2.0**-n_bits)  # -inf if there are none
     value = torch.logaddexp(inside, log_n_others + mean.value)
     # By the delta method: the error of a sum's logarithm is that of its sampled part, times the share of that part.
@@ -233,7 +171,7 @@ def _values(log_density: LogJoint, samples: Tensor) -> Tensor:
     return log_density(samples.flatten(0, 1), row).double().reshape(n_rows, n)
 
 
-def _log_mean(
+def log_mean(
     values: Tensor,  # shape: (n_rows, n_samples), logarithms
 ) -> LogLikelihood:
     r"""The logarithm of a mean, and its standard error by the delta method: that of the mean, relative to the mean.

@@ -279,7 +279,7 @@ def _numbers(found: dict[str, Any], where: str) -> dict[str, float]:
 
 def _without_errors(metrics: dict[str, float]) -> dict[str, float]:
     """The metrics of an evaluation alone."""
-    hidden = {f"{name}_se" for name in metrics} | {"epochs", "n_samples"}
+    hidden = {f"{name}_se" for name in metrics} | {"epochs", "n_samples", "n_annealed"}
     return {name: value for name, value in metrics.items() if name not in hidden}
 
 
