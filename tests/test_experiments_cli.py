@@ -93,8 +93,26 @@ def test_from_training_to_the_report(
     metrics = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert 0 <= metrics["accuracy"] <= 1
     assert metrics["accuracy_se"] > 0
+    assert sparsum(monkeypatch, "evaluate", "run", "--split", "validation") == 0
+    assert json.loads((tmp_path / "run" / "evaluation.json").read_text()) == metrics
+    kept = sorted(file.name for file in (tmp_path / "run").glob("evaluation*.json"))
+    assert kept == ["evaluation-best.json", "evaluation-validation.json", "evaluation.json"]
     assert sparsum(monkeypatch, "report", "run") == 0
     assert "<svg" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_bits_per_pixel_by_annealing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ["train", "bitvector-vae", "topk", "--bits", "4", *SMALL, "--out", "run"]
+    assert sparsum(monkeypatch, *run) == 0
+    assert sparsum(monkeypatch, "evaluate", "run", "--samples", "2", "--annealed", "3") == 0
+    assert "bits_per_dim_annealed" in capsys.readouterr().out
+    metrics = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert metrics["n_annealed"] == 3
+    assert 0 < metrics["bits_per_dim_annealed_se"] < metrics["bits_per_dim_annealed"] < 5
+    assert sparsum(monkeypatch, "report", "run", "--markdown") == 0
+    assert "bits/dim, annealed" in capsys.readouterr().out
 
 
 def test_a_run_that_cannot_be_evaluated_does_not_keep_others_from_it(

@@ -64,9 +64,10 @@ def chosen(
     experiment: str = "ssvae",
     grid: Sequence[str] = (),
     folder: str = "grid",
+    by: str | None = None,
     **options: Any,
 ) -> list[Choice]:
-    return sweeping.tuned_settings(experiment, methods, options, grid, Path(folder), Path("final"))
+    return sweeping.tuned_settings(experiment, methods, options, grid, Path(folder), Path("final"), by)
 
 
 def test_the_mean_over_seeds_at_the_last_epoch_decides() -> None:
@@ -74,6 +75,45 @@ def test_the_mean_over_seeds_at_the_last_epoch_decides() -> None:
     sparse, dense = chosen(["sparse", "dense"])
     assert (sparse.values, dense.values) == ({"lr": 0.2}, {"lr": 0.2})
     assert str(sparse) == "sparse: lr 0.2 (validation elbo -3, the best of 2 settings in grid)"
+
+
+def measured(runs: Sequence[PlannedRun], name: str, values: Sequence[float], epochs: float = 2) -> None:
+    """Write what `sparsum evaluate --split validation` would."""
+    for run, value in zip(runs, values, strict=True):
+        (run.folder / "evaluation-validation.json").write_text(json.dumps({name: value, "epochs": epochs}))
+
+
+def test_another_metric_of_an_evaluation_decides() -> None:
+    runs = earlier({"topk": [-1.0, -3.0]}, experiment="bitvector-vae")
+    measured(runs, "bits_per_dim_annealed", [3.5, 3.4])
+    assert chosen(["topk"], experiment="bitvector-vae")[0].values == {"lr": 0.1}
+    (choice,) = chosen(["topk"], experiment="bitvector-vae", by="bits_per_dim_annealed")
+    assert str(choice) == "topk: lr 0.2 (validation bits_per_dim_annealed 3.4, the best of 2 settings in grid)"
+
+
+def test_another_metric_of_the_last_epoch_decides() -> None:
+    for run, accuracy in zip(earlier({"sparse": [-1.0, -3.0]}), (0.2, 0.3), strict=True):
+        lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+        lines[-1]["validation"]["accuracy"] = accuracy
+        (run.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert chosen(by="accuracy")[0].values == {"lr": 0.2}
+
+
+def test_runs_that_are_not_evaluated_are_named_with_what_to_do() -> None:
+    runs = earlier({"topk": [-1.0, -3.0]}, experiment="bitvector-vae")
+    measured(runs[:1], "bits_per_dim_annealed", [3.5])
+    with pytest.raises(WrongUseError) as raised:
+        chosen(["topk"], experiment="bitvector-vae", by="bits_per_dim_annealed")
+    assert "grid/topk/lr-0.2/seed-0 has not measured bits_per_dim_annealed on all validation data" in str(raised.value)
+    assert "run sparsum evaluate grid --split validation --annealed 300" in str(raised.value)
+    measured(runs, "bits_per_dim_annealed", [3.5, 3.4], epochs=1)
+    with pytest.raises(WrongUseError, match="is of an earlier time than the last epoch"):
+        chosen(["topk"], experiment="bitvector-vae", by="bits_per_dim_annealed")
+
+
+def test_metrics_that_do_not_judge_are_refused() -> None:
+    with pytest.raises(WrongUseError, match="--by must be one of elbo, accuracy for ssvae, got 'speed'"):
+        chosen(by="speed")
 
 
 def test_of_equals_the_first_is_taken() -> None:
@@ -224,6 +264,7 @@ def test_a_grid_and_then_the_seeds(
         ([*final, "--grid", "lr=1,2"], "--lr is given here and tuned for sparse by --tuned-by"),
         ([*final[:-1], "grid/final"], "--out grid/final is in the folder of --tuned-by"),
         ([*final, "--methods", "dense"], "there is no run of dense"),
+        ([*small, "--by", "accuracy", "--out", "final"], "--by says what the setting of --tuned-by is chosen by"),
     ):
         assert sparsum(monkeypatch, *words) == 2
         assert message in capsys.readouterr().err

@@ -82,6 +82,8 @@ class AbstractExperiment(ABC):
     methods: ClassVar[tuple[str, ...]]
     #: The term by which a model is chosen on the validation data, the larger the better.
     criterion: ClassVar[str]
+    #: What else it can be chosen by, of what `evaluate` measures: 1 if the larger is the better, -1 if the smaller is.
+    judges: ClassVar[Mapping[str, int]]
 
     args: CommonArgs
     #: Called as ``model(batch, generator)``, where batch is what `batch` returns; gives a `Step`. Its estimator is in it.

@@ -229,6 +229,7 @@ class BitvectorVAE(AbstractExperiment):
     name: ClassVar[str] = "bitvector-vae"
     methods: ClassVar[tuple[str, ...]] = tuple(ESTIMATORS)
     criterion: ClassVar[str] = "elbo"
+    judges: ClassVar[Mapping[str, int]] = {f"bits_per_dim_{way}": -1 for way in ("paper", "proposal", "annealed")}
     args: Args
 
     def __init__(self, args: Args, device: torch.device, images: Images | None = None) -> None:

@@ -179,6 +179,14 @@ def sweep(
     ] = None,
     grid: Annotated[list[str] | None, typer.Option(help="Values to try, as lr=1e-3,5e-4; may be repeated.")] = None,
     tuned_by: TunedBy = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METRIC",
+            help="What --tuned-by goes by, as bits_per_dim_annealed; some need sparsum evaluate --split validation. "
+            "[default: that of the experiment]",
+        ),
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many, from 0.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; on a GPU they share it by MPS where it is there.")] = 1,
     evaluate: Annotated[
@@ -221,6 +229,7 @@ def sweep(
         plan_only=plan,
         evaluate=evaluate,
         tuned_by=tuned_by,
+        by=by,
     )
     raise typer.Exit(status)
 
@@ -318,7 +327,7 @@ def demo(
 def _options(arguments: dict[str, Any]) -> dict[str, Any]:
     """The options of a run among the arguments of a command."""
     others = {"experiment", "method", "out", "resume", "checkpoint_seconds"}
-    others |= {"methods", "grid", "tuned_by", "seeds", "jobs", "plan", "evaluate"}
+    others |= {"methods", "grid", "tuned_by", "by", "seeds", "jobs", "plan", "evaluate"}
     return {key: value for key, value in arguments.items() if key not in others}
 
 

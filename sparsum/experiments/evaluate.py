@@ -31,7 +31,7 @@ def evaluate_run(
     data_dir: str | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> dict[str, float]:
-    """The metrics of a run's model, also written to its folder if they are of all test data.
+    """The metrics of a run's model, also written to its folder if they are of all test or validation data.
 
     Args:
         path: the folder of the run.
@@ -54,10 +54,15 @@ def evaluate_run(
         metrics = experiment.evaluate(
             generator, split=split, limit=limit, n_samples=n_samples, n_annealed=n_annealed, progress=progress
         )
-    if split == "test" and limit is None:
-        name = "evaluation.json" if checkpoint == "last" else f"evaluation-{checkpoint}.json"
-        write_json(path / name, metrics | {"epochs": n_epochs, "n_samples": n_samples})
+    if limit is None:
+        write_json(path / _file_name(split, checkpoint), metrics | {"epochs": n_epochs, "n_samples": n_samples})
     return metrics
+
+
+def _file_name(split: str, checkpoint: str) -> str:
+    """That of the last checkpoint on the test data is the plain one."""
+    others = [word for word, usual in ((split, "test"), (checkpoint, "last")) if word != usual]
+    return "-".join(["evaluation", *others]) + ".json"
 
 
 def restore_experiment(

@@ -241,6 +241,7 @@ class SignalGame(AbstractExperiment):
     name: ClassVar[str] = "signal-game"
     methods: ClassVar[tuple[str, ...]] = tuple(ESTIMATORS)
     criterion: ClassVar[str] = "success"
+    judges: ClassVar[Mapping[str, int]] = {"expected_success": 1}
     args: Args
 
     def __init__(self, args: Args, device: torch.device, games: Games | None = None) -> None:

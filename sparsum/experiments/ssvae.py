@@ -171,6 +171,7 @@ class SemisupervisedVAE(AbstractExperiment):
     name: ClassVar[str] = "ssvae"
     methods: ClassVar[tuple[str, ...]] = tuple(ESTIMATORS)
     criterion: ClassVar[str] = "elbo"
+    judges: ClassVar[Mapping[str, int]] = {"accuracy": 1}
     args: Args
 
     def __init__(self, args: Args, device: torch.device, images: Images | None = None) -> None:

@@ -11,6 +11,7 @@ from sparsum.experiments.report._records import RunRecord as RunRecord
 from sparsum.experiments.report._records import columns_of as columns_of
 from sparsum.experiments.report._records import find_records as find_records
 from sparsum.experiments.report._records import find_runs as find_runs
+from sparsum.experiments.report._records import read_evaluation as read_evaluation
 from sparsum.experiments.report._records import read_folders as read_folders
 from sparsum.experiments.report._records import read_record as read_record
 from sparsum.experiments.report._records import read_run as read_run

@@ -109,7 +109,7 @@ def read_run(path: pathlib.Path) -> RunRecord:
         if not _is_measured(line):
             raise ValueError(f"line {number} of {folder.metrics_file} lacks validation, calls or seconds")
     try:
-        test, problem = _read_evaluation(path / "evaluation.json", len(lines)), ""
+        test, problem = read_evaluation(path / "evaluation.json", len(lines)), ""
     except (OSError, ValueError) as error:
         test, problem = {}, str(error)
     command, machine = _typed(config.get("command")), _machine(config)
@@ -242,8 +242,12 @@ def _is_measured(line: Any) -> bool:
     return all(map(_is_number, numbers))
 
 
-def _read_evaluation(file: pathlib.Path, n_epochs: int) -> dict[str, float]:
-    """The metrics of an evaluation, without the standard errors within the run: those over runs are what is reported."""
+def read_evaluation(file: pathlib.Path, n_epochs: int) -> dict[str, float]:
+    """The metrics of an evaluation, without the standard errors within the run: those over runs are what is reported.
+
+    Raises:
+        ValueError: if it cannot be read, or is not of the last of so many epochs.
+    """
     if not file.exists():
         return {}
     metrics = _numbers(_json(file), str(file))

@@ -41,6 +41,7 @@ def sweep_command(
     plan_only: bool,
     evaluate: bool = False,
     tuned_by: pathlib.Path | None = None,
+    by: str | None = None,
 ) -> int:
     """Make the runs of a sweep, or say which they are; returns the exit status.
 
@@ -55,6 +56,7 @@ def sweep_command(
         plan_only: list the runs, start none.
         evaluate: measure each run on the test data when it is trained.
         tuned_by: the folder of an earlier sweep, of which each method takes its best setting.
+        by: the metric that decides which is the best; None for the experiment's criterion.
 
     Returns:
         0 if all runs are finished, 1 if some have failed, 130 if the sweep was stopped.
@@ -63,7 +65,11 @@ def sweep_command(
         raise WrongUseError(f"--jobs must be at least 1, got {jobs}")
     console, messages = _console(), _console(stderr=True)
     folder = pathlib.Path("runs") / experiment / "sweep" if out is None else out
-    plan = _plan(experiment, methods, options, grid, seeds, folder, tuned_by, messages)
+    if by is not None and tuned_by is None:
+        raise WrongUseError(
+            "--by says what the setting of --tuned-by is chosen by; give the folder of an earlier sweep, too"
+        )
+    plan = _plan(experiment, methods, options, grid, seeds, folder, tuned_by, by, messages)
     plan = [dataclasses.replace(run, is_evaluated=evaluate) for run in plan]
     check_plan(plan)
     for device in {run.args.device for run in plan}:
@@ -146,13 +152,14 @@ def _plan(
     seeds: int,
     out: pathlib.Path,
     tuned_by: pathlib.Path | None,
+    by: str | None,
     messages: Console,
 ) -> list[PlannedRun]:
     """The runs that were asked for; what an earlier sweep decides of them is told."""
     values = parse_grid(experiment, grid)
     named = None if methods is None else parse_methods(experiment, methods)
     if tuned_by is not None:
-        chosen = tuned_settings(experiment, named, options, values, tuned_by, out)
+        chosen = tuned_settings(experiment, named, options, values, tuned_by, out, by)
         for choice in chosen:
             _say(messages, str(choice))
         tuned = {choice.method: choice.values for choice in chosen}

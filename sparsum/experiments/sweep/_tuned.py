@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import pathlib
+import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -12,8 +13,9 @@ from typing import Any, NoReturn
 from sparsum.experiments.registry import WrongUseError, args_class, experiment_class, make_args
 from sparsum.experiments.report import (
     RunRecord,
-    best_by_method,
+    Summary,
     differing_options,
+    read_evaluation,
     read_folders,
     summaries_by_setting,
     without_repetitions,
@@ -67,11 +69,12 @@ def tuned_settings(
     grid: Collection[str],
     folder: pathlib.Path,
     out: pathlib.Path,
+    by: str | None = None,
 ) -> list[Choice]:
     """For each method the setting that was best on the validation data among the runs in or below a folder.
 
     The runs that count are on the same data and were told all that is given here; epochs, device and the place of the data
-    may differ. Best is what `best_by_method` takes; of equals the first, by the names of their folders.
+    may differ. Best is the mean over seeds at the last epoch; of equals the first, by the names of their folders.
 
     Args:
         experiment: its name.
@@ -80,10 +83,13 @@ def tuned_settings(
         grid: the names of the options that new runs are told in turn.
         folder: where the earlier runs are.
         out: where the new runs go.
+        by: the metric that decides, which an evaluation on the validation data may have measured; by default the
+            experiment's criterion.
 
     Raises:
-        WrongUseError: if runs are missing or not finished, or nothing was tuned.
+        WrongUseError: if runs are missing, not finished or not evaluated, or nothing was tuned.
     """
+    judge = _judge(experiment, by)
     given = {name: value for name, value in options.items() if value is not None}
     for method in methods or experiment_class(experiment).methods[:1]:
         _check_names(experiment, method, given)
@@ -96,7 +102,43 @@ def tuned_settings(
     missing = [text for method in methods for text in _missing(earlier, method)]
     if missing or not methods:
         _refuse(folder, missing or [f"there is no run of {earlier.title}"])
-    return [_choice(experiment, method, given, grid, earlier) for method in methods]
+    return [_choice(experiment, method, given, grid, earlier, judge) for method in methods]
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """The metric that decides, and whether the larger (1) or the smaller (-1) is the better."""
+
+    name: str
+    sign: int
+
+    def mean(self, summary: Summary, earlier: _Earlier) -> float:
+        """Over the seeds of a setting; NaN if one is no number."""
+        return statistics.fmean(self._value(record, earlier) for record in summary.records)
+
+    def _value(self, record: RunRecord, earlier: _Earlier) -> float:
+        if self.name in record.validation:
+            return record.validation[self.name]
+        try:
+            found = read_evaluation(record.path / "evaluation-validation.json", len(record.lines))
+        except ValueError as error:
+            raise WrongUseError(f"--tuned-by {earlier.folder}: {error}") from error
+        if self.name not in found:
+            option = " --annealed 300" if self.name.endswith("annealed") else ""
+            raise WrongUseError(
+                f"--tuned-by {earlier.folder}: {earlier.name(record.path)} has not measured {self.name} on all validation "
+                f"data: run sparsum evaluate {earlier.folder} --split validation{option}"
+            )
+        return found[self.name]
+
+
+def _judge(experiment: str, by: str | None) -> _Judge:
+    kind = experiment_class(experiment)
+    known = {kind.criterion: 1, **kind.judges}
+    if by is not None and by not in known:
+        raise WrongUseError(f"--by must be one of {', '.join(known)} for {experiment}, got {by!r}")
+    name = by or kind.criterion
+    return _Judge(name, known[name])
 
 
 def _check_names(experiment: str, method: str, given: dict[str, Any]) -> None:
@@ -166,17 +208,19 @@ def _refuse(folder: pathlib.Path, missing: list[str]) -> NoReturn:
     )
 
 
-def _choice(experiment: str, method: str, given: dict[str, Any], grid: Collection[str], earlier: _Earlier) -> Choice:
-    criterion = experiment_class(experiment).criterion
+def _choice(
+    experiment: str, method: str, given: dict[str, Any], grid: Collection[str], earlier: _Earlier, judge: _Judge
+) -> Choice:
     summaries = summaries_by_setting(earlier.of(method))
-    (best,) = best_by_method(summaries, criterion)
-    mean = best.validation[criterion].mean if criterion in best.validation else math.nan
-    if math.isnan(mean):
-        raise WrongUseError(f"--tuned-by {earlier.folder}: no run of {method} there has measured {criterion}")
-    told = best.records[0].args
+    means = [judge.mean(summary, earlier) for summary in summaries]
+    numbers = [i for i, mean in enumerate(means) if not math.isnan(mean)]
+    if not numbers:
+        raise WrongUseError(f"--tuned-by {earlier.folder}: no run of {method} there has measured {judge.name}")
+    best = max(numbers, key=lambda i: judge.sign * means[i])
+    told = summaries[best].records[0].args
     values = {name: told.get(name) for name in _tuned_options(experiment, method, earlier)}
     among = f"the best of {len(summaries)} settings" if len(summaries) > 1 else "the only setting"
-    reason = f"validation {criterion} {mean:.4g}, {among} in {earlier.folder}"
+    reason = f"validation {judge.name} {means[best]:.4g}, {among} in {earlier.folder}"
     same = given | values | {name: told[name] for name in grid if name in told}
     others = _others(told, dataclasses.asdict(make_args(experiment, method, same)))
     return Choice(method, values, f"{reason}, where it had {_words(others)}" if others else reason)
