@@ -116,3 +116,39 @@ def test_the_mean_over_all_rows_when_some_are_annealed() -> None:
     assert error == pytest.approx(0.1 / math.sqrt(40), rel=0.3)
     assert abs(mean - truth.mean().item()) < 3 * error < abs(truth[:40].mean() - truth.mean())
     assert annealed_mean(annealed, sampled) == pytest.approx((truth.mean().item(), 0.01 / math.sqrt(400)))
+
+
+@pytest.mark.parametrize("noise", [0.1, 1.0])
+@pytest.mark.parametrize("m", [40, 200, 400])
+def test_the_error_of_that_mean_is_that_over_repetitions(m: int, noise: float) -> None:
+    """Both where images differ by more than the chains' noise, and by less: no noise is counted twice."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    found = []
+    for _ in range(400):
+        truth = normal(400)  # other images every time; their mean is taken off below
+        sampled = LogLikelihood(truth - 1 - 0.5 * normal(400), torch.zeros(400))
+        annealed = LogLikelihood((truth + noise * normal(400))[:m], torch.full((m,), noise, dtype=torch.float64))
+        mean, error = annealed_mean(annealed, sampled)
+        found.append((mean - truth.mean().item(), error))
+    deviations, errors = torch.tensor(found, dtype=torch.float64).unbind(1)
+    assert deviations.std().item() == pytest.approx(errors.mean().item(), rel=0.12)
+
+
+def test_bits_of_small_probability_are_not_set_too_often() -> None:
+    """In float32 a uniform number is 0 once in 2**24 times, which a bit of probability 1e-12 must not see."""
+    logits = torch.full((1, 200_000), -28.0)
+    uniform = torch.zeros(1, 200_000, dtype=torch.float32)
+    assert (uniform < logits.sigmoid()).all()  # what float32 would do with such a number
+    chains = from_annealing(lambda z, row: z.sum(-1), logits, annealing(4, 1))
+    assert chains.value.abs().item() < 1e-6
+
+
+@pytest.mark.parametrize(("n_chains", "n_steps"), [(1, 10), (4, 0)])
+def test_too_few_chains_or_steps_are_refused(n_chains: int, n_steps: int) -> None:
+    log_joint, scores, _ = toy(2, 4)
+    with pytest.raises(ValueError, match="annealing takes 2 chains and 1 step at least"):
+        from_annealing(log_joint, scores, annealing(n_chains, n_steps))

@@ -8,6 +8,7 @@ import pathlib
 import sys
 
 import pytest
+import torch
 
 from sparsum.experiments import demo
 from sparsum.experiments.main import main
@@ -106,6 +107,11 @@ def test_bits_per_pixel_by_annealing(
 ) -> None:
     run = ["train", "bitvector-vae", "topk", "--bits", "4", *SMALL, "--out", "run"]
     assert sparsum(monkeypatch, *run) == 0
+    assert sparsum(monkeypatch, "evaluate", "run", "--samples", "2") == 0
+    assert sparsum(monkeypatch, "report", "run", "--markdown") == 0
+    assert "annealed" not in capsys.readouterr().out
+    assert sparsum(monkeypatch, "evaluate", "run", "--annealed", "1") == 2
+    assert "n_annealed must be 0 or at least 2, got 1" in capsys.readouterr().err
     assert sparsum(monkeypatch, "evaluate", "run", "--samples", "2", "--annealed", "3") == 0
     assert "bits_per_dim_annealed" in capsys.readouterr().out
     metrics = json.loads((tmp_path / "run" / "evaluation.json").read_text())
@@ -113,6 +119,19 @@ def test_bits_per_pixel_by_annealing(
     assert 0 < metrics["bits_per_dim_annealed_se"] < metrics["bits_per_dim_annealed"] < 5
     assert sparsum(monkeypatch, "report", "run", "--markdown") == 0
     assert "bits/dim, annealed" in capsys.readouterr().out
+
+
+def test_a_model_without_numbers_is_named(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sparsum(monkeypatch, "train", "bitvector-vae", "topk", "--bits", "4", *SMALL, "--out", "run") == 0
+    file = tmp_path / "run" / "checkpoints" / "last.pt"
+    state = torch.load(file, weights_only=True)
+    state["model"]["levels.bias"][0] = torch.nan
+    torch.save(state, file)
+    assert sparsum(monkeypatch, "evaluate", "run", "--samples", "2") == 2
+    assert "run has measured no finite number for elbo" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "evaluation.json").exists()
 
 
 def test_a_run_that_cannot_be_evaluated_does_not_keep_others_from_it(

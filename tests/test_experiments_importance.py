@@ -248,6 +248,28 @@ def test_the_best_sharpness_is_chosen_on_the_images_held_out() -> None:
     assert metrics["bits_per_dim_proposal"] == pytest.approx(metrics["bits_per_dim_paper"], rel=0.2)
 
 
+def test_annealing_is_one_more_way_and_its_progress_is_told() -> None:
+    vae = trained(method="topk", bits=8)
+    images = vae.images.test.x
+    told: list[float] = []
+
+    def measured(n_annealed: int) -> dict[str, float]:
+        return bits_per_dim(vae.model, images, images[:5], sampling(50), 20, n_annealed=n_annealed, progress=told.append)
+
+    plain = measured(0)
+    told.clear()
+    annealed = measured(10)
+    assert {name: annealed[name] for name in plain} == plain
+    assert annealed["n_annealed"] == 10
+    assert annealed["bits_per_dim_annealed"] == pytest.approx(plain["bits_per_dim_proposal"], rel=0.05)
+    assert told == sorted(told)
+    assert told[-1] == pytest.approx(1.0)
+    assert max(after - before for before, after in itertools.pairwise(told)) < 0.05
+    for wrong in (-1, 1):
+        with pytest.raises(ValueError, match=f"n_annealed must be 0 or at least 2, got {wrong}"):
+            measured(wrong)
+
+
 def test_other_distributions_are_refused() -> None:
     log_joint, scores, _ = toy(2, 3)
     with pytest.raises(TypeError, match=r"posterior must be .* got Bernoulli"):

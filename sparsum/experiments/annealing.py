@@ -18,6 +18,7 @@ References:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -60,9 +61,19 @@ def from_annealing(
     log_joint: LogJoint,
     logits: Tensor,  # shape: (n_rows, n_bits)
     annealing: Annealing,
+    after_step: Callable[[], None] = lambda: None,
 ) -> LogLikelihood:
-    """Estimate the logarithm of p(x) of each row, from a guess of independent bits with these logits."""
+    """Estimate the logarithm of p(x) of each row, from a guess of independent bits with these logits.
+
+    Args:
+        log_joint: log p(x, z).
+        logits: of the guess.
+        annealing: how long and how often.
+        after_step: is called after each step of all chains.
+    """
     generator, n_each, n_steps = annealing
+    if n_each < 2 or n_steps < 1:
+        raise ValueError(f"annealing takes 2 chains and 1 step at least, got {n_each} and {n_steps}")
     row = torch.arange(len(logits), device=logits.device).repeat_interleave(n_each, output_size=len(logits) * n_each)
     logits = logits[row]
     chains = _start(log_joint, logits, row, generator)
@@ -71,12 +82,13 @@ def from_annealing(
         weight += (chains.target - chains.guess) / n_steps
         if step < n_steps:  # after the last factor there is nothing to walk for
             chains = _walk(log_joint, logits, row, chains, step / n_steps, generator)
+        after_step()
     return log_mean(weight.unflatten(0, (-1, n_each)))
 
 
 def _start(log_joint: LogJoint, logits: Tensor, row: Tensor, generator: torch.Generator) -> _Chains:
     """Samples of the guess."""
-    z = (_uniform(logits.shape, logits, generator) < logits.sigmoid()).to(logits.dtype)
+    z = (_uniform(logits.shape, generator) < logits.double().sigmoid()).to(logits.dtype)
     guess = (z * logits - torch.nn.functional.softplus(logits)).double().sum(-1)
     return _Chains(z, guess, log_joint(z, row).double())
 
@@ -92,9 +104,10 @@ def _walk(
     change = (1 - 2 * old) * logits.gather(1, bit)
     moved = _Chains(z, chains.guess + change.squeeze(1).double(), log_joint(z, row).double())
     gain = beta * (moved.target - chains.target) + (1 - beta) * (moved.guess - chains.guess)
-    threshold = _uniform(shape[:1], logits, generator).log()
+    threshold = _uniform(shape[:1], generator).log()
     return moved.where(threshold < gain, chains)
 
 
-def _uniform(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.rand(shape, generator=generator, device=like.device, dtype=like.dtype)
+def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """In float64: in float32 one of 2**24 is 0, and would set bits whose probability is far smaller."""
+    return torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)

@@ -285,8 +285,8 @@ class BitvectorVAE(AbstractExperiment):
     ) -> dict[str, float]:
         """The metrics of `validate` with standard errors over images, and what `bits_per_dim` returns.
 
-        The standard errors of bits per dimension are those of the importance sampling. ``progress`` is told which part is
-        done, from 0 to 1.
+        The standard errors of bits per dimension are those of the sampling, and with ``n_annealed`` less than all images of
+        their choice. ``progress`` is told which part is done, from 0 to 1.
         """
         metrics = super().evaluate(generator, split=split, limit=limit)
         x, held_out = getattr(self.images, split).x[:limit], self.images.validation.x[:limit][:N_CHOOSING]

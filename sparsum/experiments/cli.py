@@ -119,7 +119,7 @@ def evaluate(
     samples: Annotated[int, typer.Option(min=2, help="bitvector-vae: importance samples.")] = 1024,
     annealed: Annotated[
         int,
-        typer.Option(min=0, help="bitvector-vae: bits per pixel of so many images by annealing, too; slow."),
+        typer.Option(min=0, help="bitvector-vae: measure by annealing, too, with chains for so many images; slow."),
     ] = 0,
     device: Device = None,
     data_dir: DataDir = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -54,6 +55,8 @@ def evaluate_run(
         metrics = experiment.evaluate(
             generator, split=split, limit=limit, n_samples=n_samples, n_annealed=n_annealed, progress=progress
         )
+    if wrong := [name for name, value in metrics.items() if not math.isfinite(value)]:
+        raise ValueError(f"{path} has measured no finite number for {', '.join(wrong)}; its weights may be none")
     if limit is None:
         write_json(path / _file_name(split, checkpoint), metrics | {"epochs": n_epochs, "n_samples": n_samples})
     return metrics

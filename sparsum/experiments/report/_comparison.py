@@ -66,6 +66,8 @@ def compare(section: Section, *, best_only: bool = False) -> Comparison:
     rows = _best(every, section) if best_only else every
     columns = {"method": [Cell(row.label) for row in rows]}
     for column in columns_of(section.experiment):
+        if column.is_optional and not any(column.statistic(row.runs) for row in rows):
+            continue
         columns[column.heading] = _cells(column, rows)
         if paper and any(column.paper in values for values in paper.rows.values()):
             columns[column.paper_heading] = _paper_cells(paper, column.paper, rows)
