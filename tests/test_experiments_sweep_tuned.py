@@ -104,10 +104,30 @@ def test_runs_that_are_not_evaluated_are_named_with_what_to_do() -> None:
     measured(runs[:1], "bits_per_dim_annealed", [3.5])
     with pytest.raises(WrongUseError) as raised:
         chosen(["topk"], experiment="bitvector-vae", by="bits_per_dim_annealed")
-    assert "grid/topk/lr-0.2/seed-0 has not measured bits_per_dim_annealed on all validation data" in str(raised.value)
+    assert "grid/topk/lr-0.2/seed-0 has not measured bits_per_dim_annealed on the validation data" in str(raised.value)
     assert "run sparsum evaluate grid --split validation --annealed 300" in str(raised.value)
-    measured(runs, "bits_per_dim_annealed", [3.5, 3.4], epochs=1)
-    with pytest.raises(WrongUseError, match="is of an earlier time than the last epoch"):
+    measured(runs, "bits_per_dim_annealed", [3.5, 3.4], epochs=1)  # and trained on since
+    with pytest.raises(WrongUseError, match="after its last epoch: run sparsum evaluate grid --split validation --annealed"):
+        chosen(["topk"], experiment="bitvector-vae", by="bits_per_dim_annealed")
+    for run in runs:
+        (run.folder / "evaluation-validation.json").write_text("[1")
+    with pytest.raises(WrongUseError, match=r"has not measured bits_per_dim_proposal .* --split validation$"):
+        chosen(["topk"], experiment="bitvector-vae", by="bits_per_dim_proposal")
+
+
+def test_runs_that_were_annealed_differently_are_not_compared() -> None:
+    runs = earlier({"topk": [-1.0, -3.0]}, experiment="bitvector-vae")
+    for run, n_annealed in zip(runs, (10, 300), strict=True):
+        found = {"bits_per_dim_annealed": 3.5, "bits_per_dim_proposal": 3.6, "epochs": 2, "n_annealed": n_annealed}
+        (run.folder / "evaluation-validation.json").write_text(json.dumps(found))
+    with pytest.raises(WrongUseError, match=r"annealed for 10 and 300 images, and cannot be compared; .* --annealed 300$"):
+        chosen(["topk"], experiment="bitvector-vae", by="bits_per_dim_annealed")
+    assert chosen(["topk"], experiment="bitvector-vae", by="bits_per_dim_proposal")[0].values == {"lr": 0.1}
+
+
+def test_that_nothing_was_tuned_is_said_before_an_evaluation_is_asked_for() -> None:
+    earlier({"topk": [-1.0]}, experiment="bitvector-vae", grid={})
+    with pytest.raises(WrongUseError, match="nothing was tuned there"):
         chosen(["topk"], experiment="bitvector-vae", by="bits_per_dim_annealed")
 
 

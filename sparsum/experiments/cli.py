@@ -119,12 +119,14 @@ def evaluate(
     samples: Annotated[int, typer.Option(min=2, help="bitvector-vae: importance samples.")] = 1024,
     annealed: Annotated[
         int,
-        typer.Option(min=0, help="bitvector-vae: measure by annealing, too, with chains for so many images; slow."),
+        typer.Option(min=0, help="bitvector-vae: measure by annealing, too, with chains for so many images, as 300; slow."),
     ] = 0,
     device: Device = None,
     data_dir: DataDir = None,
 ) -> None:
     """Measure trained models on test data: accuracy, success or bits per pixel, and their decoder calls.
+
+    Each run keeps what was measured last on all test, or with --split on all validation data.
 
     Example: sparsum evaluate runs/first
     """
@@ -151,6 +153,8 @@ def evaluate(
                 problems.append(str(error))
                 continue
         _print_metrics(folder, metrics)
+    if limit is not None:
+        _out.print(f"of {limit} examples at most, so not kept with the runs", highlight=False, soft_wrap=True)
     if problems:
         raise ValueError("\n".join(problems))
 
@@ -183,8 +187,9 @@ def sweep(
         str | None,
         typer.Option(
             metavar="METRIC",
-            help="What --tuned-by goes by, as bits_per_dim_annealed; some need sparsum evaluate --split validation. "
-            "[default: that of the experiment]",
+            help="What --tuned-by goes by. bitvector-vae: elbo, or bits_per_dim_paper, bits_per_dim_proposal or "
+            "bits_per_dim_annealed, as evaluate --split validation has measured them; ssvae: elbo, accuracy; signal-game: "
+            "success, expected_success. [default: the first]",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many, from 0.")] = 1,

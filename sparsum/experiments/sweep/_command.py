@@ -125,7 +125,9 @@ def print_results(plan: Sequence[PlannedRun], entries: Sequence[Entry], console:
     best = best_settings(plan)
     if best:
         criterion = experiment_class(plan[0].experiment).criterion
-        title = f"{plan[0].experiment}, the setting of each method with the best validation {criterion}"
+        has_choice = len({(run.method, repr(run.setting)) for run in plan}) > len({run.method for run in plan})
+        choice = f", the setting of each method with the best validation {criterion}" if has_choice else ""
+        title = f"{plan[0].experiment}{choice}"
         console.print(rich_tables(title, best, criterion))
     for entry in entries:
         if entry.phase is Phase.FAILED:

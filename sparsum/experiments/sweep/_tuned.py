@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from sparsum.experiments._files import read_json
 from sparsum.experiments.registry import WrongUseError, args_class, experiment_class, make_args
 from sparsum.experiments.report import (
     RunRecord,
@@ -25,6 +26,10 @@ from sparsum.experiments.sweep._plan import grid_options
 from sparsum.experiments.sweep._state import FAILURE_NAME, FREE
 
 _N_NAMED = 4
+# What `sparsum evaluate --split validation` writes.
+_EVALUATION = "evaluation-validation.json"
+# For how many images annealing tells settings apart, to within 0.002 bits per dimension.
+_N_ANNEALED = 300
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,10 @@ def tuned_settings(
     missing = [text for method in methods for text in _missing(earlier, method)]
     if missing or not methods:
         _refuse(folder, missing or [f"there is no run of {earlier.title}"])
-    return [_choice(experiment, method, given, grid, earlier, judge) for method in methods]
+    choices = [_choice(experiment, method, given, grid, earlier, judge) for method in methods]
+    if judge.name.endswith("annealed"):
+        _check_alike(earlier)
+    return choices
 
 
 @dataclass(frozen=True)
@@ -120,16 +128,25 @@ class _Judge:
         if self.name in record.validation:
             return record.validation[self.name]
         try:
-            found = read_evaluation(record.path / "evaluation-validation.json", len(record.lines))
-        except ValueError as error:
-            raise WrongUseError(f"--tuned-by {earlier.folder}: {error}") from error
-        if self.name not in found:
-            option = " --annealed 300" if self.name.endswith("annealed") else ""
+            return read_evaluation(record.path / _EVALUATION, len(record.lines))[self.name]
+        except (KeyError, ValueError) as error:  # not measured, or at another time, or nothing that can be read
+            option = f" --annealed {_N_ANNEALED}" if self.name.endswith("annealed") else ""
             raise WrongUseError(
-                f"--tuned-by {earlier.folder}: {earlier.name(record.path)} has not measured {self.name} on all validation "
-                f"data: run sparsum evaluate {earlier.folder} --split validation{option}"
-            )
-        return found[self.name]
+                f"--tuned-by {earlier.folder}: {earlier.name(record.path)} has not measured {self.name} on the validation "
+                f"data after its last epoch: run sparsum evaluate {earlier.folder} --split validation{option}"
+            ) from error
+
+
+def _check_alike(earlier: _Earlier) -> None:
+    """Raise if what was annealed for few images would be compared with what was for many."""
+    files = [record.path / _EVALUATION for record in earlier.records]
+    counts = sorted({n for file in files if file.exists() and (n := read_json(file).get("n_annealed"))})
+    if len(counts) > 1:
+        numbers = " and ".join(f"{n:g}" for n in counts)
+        raise WrongUseError(
+            f"--tuned-by {earlier.folder}: runs there were annealed for {numbers} images, and cannot be compared; "
+            f"run sparsum evaluate {earlier.folder} --split validation --annealed {counts[-1]:g}"
+        )
 
 
 def _judge(experiment: str, by: str | None) -> _Judge:
@@ -211,6 +228,7 @@ def _refuse(folder: pathlib.Path, missing: list[str]) -> NoReturn:
 def _choice(
     experiment: str, method: str, given: dict[str, Any], grid: Collection[str], earlier: _Earlier, judge: _Judge
 ) -> Choice:
+    names = _tuned_options(experiment, method, earlier)
     summaries = summaries_by_setting(earlier.of(method))
     means = [judge.mean(summary, earlier) for summary in summaries]
     numbers = [i for i, mean in enumerate(means) if not math.isnan(mean)]
@@ -218,7 +236,7 @@ def _choice(
         raise WrongUseError(f"--tuned-by {earlier.folder}: no run of {method} there has measured {judge.name}")
     best = max(numbers, key=lambda i: judge.sign * means[i])
     told = summaries[best].records[0].args
-    values = {name: told.get(name) for name in _tuned_options(experiment, method, earlier)}
+    values = {name: told.get(name) for name in names}
     among = f"the best of {len(summaries)} settings" if len(summaries) > 1 else "the only setting"
     reason = f"validation {judge.name} {means[best]:.4g}, {among} in {earlier.folder}"
     same = given | values | {name: told[name] for name in grid if name in told}
