@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsum.experiments import importance
-from sparsum.experiments.annealing import Annealing, from_annealing
+from sparsum.experiments.annealing import Annealing, _uniform, from_annealing
 from sparsum.experiments.importance import LogLikelihood, proposal_logits
 from sparsum.experiments.measuring import annealed_mean
 from tests.test_devices import every_device
@@ -138,13 +138,10 @@ def test_the_error_of_that_mean_is_that_over_repetitions(m: int, noise: float) -
     assert deviations.std().item() == pytest.approx(errors.mean().item(), rel=0.12)
 
 
-def test_bits_of_small_probability_are_not_set_too_often() -> None:
-    """In float32 a uniform number is 0 once in 2**24 times, which a bit of probability 1e-12 must not see."""
-    logits = torch.full((1, 200_000), -28.0)
-    uniform = torch.zeros(1, 200_000, dtype=torch.float32)
-    assert (uniform < logits.sigmoid()).all()  # what float32 would do with such a number
-    chains = from_annealing(lambda z, row: z.sum(-1), logits, annealing(4, 1))
-    assert chains.value.abs().item() < 1e-6
+def test_uniform_numbers_are_finer_than_those_of_float32() -> None:
+    """Which are multiples of 2**-24: one in so many is 0, and would set a bit of probability 1e-12."""
+    steps = 2**24 * _uniform((1000,), torch.Generator().manual_seed(0))
+    assert (steps != steps.round()).all()
 
 
 @pytest.mark.parametrize(("n_chains", "n_steps"), [(1, 10), (4, 0)])

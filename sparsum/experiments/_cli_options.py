@@ -57,6 +57,15 @@ TunedBy = Annotated[
         "those of an earlier sweep with --grid that agree with the options given here.",
     ),
 ]
+By = Annotated[
+    str | None,
+    typer.Option(
+        metavar="METRIC",
+        help="What --tuned-by goes by. bitvector-vae: elbo, or bits_per_dim_paper, bits_per_dim_proposal or "
+        "bits_per_dim_annealed, as evaluate --split validation has measured them; ssvae: elbo, accuracy; signal-game: "
+        "success, expected_success. [default: the first]",
+    ),
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
 
 Save = Annotated[float, typer.Option(min=0, help="How often to save in the middle of an epoch; a killed run loses no more.")]

@@ -17,6 +17,7 @@ from sparsum.experiments._cli_options import (
     BatchSize,
     BitOrder,
     Bits,
+    By,
     Data,
     DataDir,
     Decay,
@@ -183,15 +184,7 @@ def sweep(
     ] = None,
     grid: Annotated[list[str] | None, typer.Option(help="Values to try, as lr=1e-3,5e-4; may be repeated.")] = None,
     tuned_by: TunedBy = None,
-    by: Annotated[
-        str | None,
-        typer.Option(
-            metavar="METRIC",
-            help="What --tuned-by goes by. bitvector-vae: elbo, or bits_per_dim_paper, bits_per_dim_proposal or "
-            "bits_per_dim_annealed, as evaluate --split validation has measured them; ssvae: elbo, accuracy; signal-game: "
-            "success, expected_success. [default: the first]",
-        ),
-    ] = None,
+    by: By = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many, from 0.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; on a GPU they share it by MPS where it is there.")] = 1,
     evaluate: Annotated[

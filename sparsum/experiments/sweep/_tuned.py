@@ -107,10 +107,7 @@ def tuned_settings(
     missing = [text for method in methods for text in _missing(earlier, method)]
     if missing or not methods:
         _refuse(folder, missing or [f"there is no run of {earlier.title}"])
-    choices = [_choice(experiment, method, given, grid, earlier, judge) for method in methods]
-    if judge.name.endswith("annealed"):
-        _check_alike(earlier)
-    return choices
+    return [_choice(experiment, method, given, grid, earlier, judge) for method in methods]
 
 
 @dataclass(frozen=True)
@@ -137,14 +134,14 @@ class _Judge:
             ) from error
 
 
-def _check_alike(earlier: _Earlier) -> None:
+def _check_alike(method: str, earlier: _Earlier) -> None:
     """Raise if what was annealed for few images would be compared with what was for many."""
-    files = [record.path / _EVALUATION for record in earlier.records]
-    counts = sorted({n for file in files if file.exists() and (n := read_json(file).get("n_annealed"))})
+    found = [read_json(record.path / _EVALUATION) for record in earlier.of(method)]
+    counts = sorted({metrics["n_annealed"] for metrics in found if "n_annealed" in metrics})
     if len(counts) > 1:
         numbers = " and ".join(f"{n:g}" for n in counts)
         raise WrongUseError(
-            f"--tuned-by {earlier.folder}: runs there were annealed for {numbers} images, and cannot be compared; "
+            f"--tuned-by {earlier.folder}: runs of {method} were annealed for {numbers} images, and cannot be compared; "
             f"run sparsum evaluate {earlier.folder} --split validation --annealed {counts[-1]:g}"
         )
 
@@ -231,6 +228,8 @@ def _choice(
     names = _tuned_options(experiment, method, earlier)
     summaries = summaries_by_setting(earlier.of(method))
     means = [judge.mean(summary, earlier) for summary in summaries]
+    if judge.name.endswith("annealed"):
+        _check_alike(method, earlier)
     numbers = [i for i, mean in enumerate(means) if not math.isnan(mean)]
     if not numbers:
         raise WrongUseError(f"--tuned-by {earlier.folder}: no run of {method} there has measured {judge.name}")
