@@ -260,6 +260,23 @@ def test_the_weight_of_the_entropy_and_the_temperature_of_scores() -> None:
     torch.testing.assert_close(one.model.scores(x), 4 * experiment(score_temperature=4.0).model.scores(x))
 
 
+@pytest.mark.parametrize("method", ["topk", "sparsemap-budget", "gumbel"])
+def test_centred_scores_keep_bits_in_use(method: str) -> None:
+    """A bit that starts far from the middle stays 1 for all images, unless what all scores have in common is taken away."""
+    plain, centred = (experiment(method=method, score_centre=centre) for centre in ("none", "batch"))
+    used = []
+    for vae in (plain, centred):
+        with torch.no_grad():
+            list(vae.model.inference.parameters())[-1][:2] = 30.0
+        train(vae, 15)
+        used.append(vae.evaluate(torch.Generator().manual_seed(0), n_samples=8)["used_bits"])
+    assert used[0] <= 4 < used[1]
+    x = plain.images.train.x[:32]
+    assert centred.model.train().scores(x).mean(0).abs().max() < 1e-5
+    one_by_one = torch.cat([centred.model.eval().scores(x[i : i + 1]) for i in range(32)])
+    torch.testing.assert_close(one_by_one, centred.model.scores(x))
+
+
 def test_seeds() -> None:
     state = torch.get_rng_state()
     vaes = [experiment(method="nvil", seed=seed) for seed in (0, 0, 1)]
@@ -327,6 +344,7 @@ def test_digits_are_there_by_default() -> None:
             {"method": "sfe", "solver": "systematic", "bit_order": "random"},
             "bit_order random is for the solver systematic of",
         ),
+        ({"score_centre": "all"}, "score_centre must be one of none, batch, got 'all'"),
         ({"score_temperature": 0.0}, "score_temperature must be more than 0, got 0.0"),
         ({"batch_size": 201}, "batch_size must be at most 200"),
     ],

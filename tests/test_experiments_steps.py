@@ -71,6 +71,22 @@ def test_recorded_steps_go_where_others_go(name: str, method: str) -> None:
 
 
 @needs_gpu
+def test_recorded_steps_keep_the_mean_of_each_batch_once() -> None:
+    """Also of a batch whose step begins anew, since its support has another size than the one before."""
+    fabric = Fabric(accelerator="cuda", devices=1)
+    options = {"data": "digits", "device": "cuda", "batch_size": 16, "score_centre": "batch", "solver": "systematic"}
+    args = make_args("bitvector-vae", "sparsemap", options)
+    recorded, plain = (make_experiment("bitvector-vae", args, torch.device("cuda")) for _ in range(2))
+    steps = steps_for(recorded, fabric)
+    assert isinstance(steps, RecordedSteps)
+    torch.testing.assert_close(objectives(steps, 30), objectives(Steps(plain, fabric), 30), rtol=1e-3, atol=1e-3)
+    assert len(steps._recorded) > 1
+    kept, expected = (vae.model.state_dict()["centring.mean"] for vae in (recorded, plain))
+    torch.testing.assert_close(kept, expected, rtol=1e-2, atol=1e-3)
+    assert recorded.model.state_dict()["centring.n_kept"] == 30
+
+
+@needs_gpu
 @pytest.mark.parametrize("bits", [16, 32])
 @pytest.mark.parametrize("method", ["sparsemap", "sparsemap-budget"])
 def test_recorded_steps_with_the_active_set(method: str, bits: int) -> None:

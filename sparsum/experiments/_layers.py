@@ -13,6 +13,8 @@ from sparsum import kernels
 
 # Blocks of this many rows stay in the cache of a CPU, and their memory is used again: four times as fast as all at once.
 _MAPPED_AT_ONCE = 8
+# In a running mean: about the last hundred batches count.
+_WEIGHT_OF_A_BATCH = 0.01
 
 
 def perceptron(*sizes: int) -> torch.nn.Sequential:
@@ -73,6 +75,45 @@ class _Mapped(torch.autograd.Function):
         with torch.cuda.device_of(grad):
             of_x, of_inner, of_outer = _scalar_map.backward(*ctx.saved_tensors, grad.contiguous())
         return of_x, of_inner, of_outer
+
+
+class Centred(torch.nn.Module):
+    """Takes the mean over a batch away from each column; outside of training, the mean over the last batches.
+
+    The score of a bit can drift to one side for all examples. Then its bit is the same in all assignments that a sum over a
+    few of them looks at: nothing tells any more that another value would be better, and a bit of the code is lost. A mean of
+    zero keeps both values in use.
+
+    Args:
+        n_columns: how many columns there are.
+    """
+
+    mean: Tensor
+    n_kept: Tensor
+
+    def __init__(self, n_columns: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(n_columns))
+        self.register_buffer("n_kept", torch.zeros(()))
+        self._of_batch: Tensor | None = None
+
+    def forward(
+        self,
+        x: Tensor,  # shape: (n, n_columns)
+    ) -> Tensor:
+        """The columns without their means, in the shape of ``x``."""
+        if not self.training:
+            return x - self.mean
+        mean = x.mean(0)
+        self._of_batch = mean.detach()
+        return x - mean
+
+    def keep(self) -> None:
+        """Remember the mean of the last batch. Not done by the call itself: a step on a GPU may begin anew."""
+        if self._of_batch is not None:
+            self.n_kept += 1
+            self.mean.lerp_(self._of_batch, self.n_kept.reciprocal().clamp(min=_WEIGHT_OF_A_BATCH))
+            self._of_batch = None
 
 
 def adam(model: torch.nn.Module, lr: float, weight_decay: float = 0.0) -> torch.optim.Adam:

@@ -18,7 +18,7 @@ from torch.distributions import Distribution
 import sparsum as sp
 from sparsum.estimators import AbstractEstimator, Estimate
 from sparsum.experiments._experiment import AbstractExperiment, CommonArgs, Step
-from sparsum.experiments._layers import adam, perceptron
+from sparsum.experiments._layers import Centred, adam, perceptron
 from sparsum.experiments._seeds import with_seed
 from sparsum.experiments._totals import Totals
 from sparsum.experiments.data import Images, load_images
@@ -33,6 +33,8 @@ RANK = 5
 MAX_LISTED_BITS = 12
 # How many batches a GPU evaluates at once.
 _GPU_BATCHES = 8
+#: The part of images that a value of a bit has to be used for.
+LEAST_USED = 0.01
 #: How many validation images the sharpness of the proposal is chosen on.
 N_CHOOSING = 256
 
@@ -49,6 +51,8 @@ class Args(CommonArgs):
         bit_order: for the solver systematic, whose atoms depend on it: fixed, random (another one for each image at each
             step) or sorted (by score). In training alone; what is measured is of the fixed order.
         score_temperature: what scores are divided by. The network can undo it, so that it is a matter of how training goes.
+        score_centre: what is taken away from the scores of a bit: none, or batch, their mean over the batch, so that no bit
+            comes to be the same for all images.
         entropy: the weight of the posterior's entropy in what is trained; 1 is the ELBO.
     """
 
@@ -58,6 +62,7 @@ class Args(CommonArgs):
     solver: str = ""
     bit_order: str = "fixed"
     score_temperature: float = 1.0
+    score_centre: str = "none"
     entropy: float = 1.0
 
     def __post_init__(self) -> None:
@@ -76,6 +81,8 @@ class Args(CommonArgs):
             raise ValueError(f"bit_order must be one of {', '.join(BIT_ORDERS)}, got {self.bit_order!r}")
         if self.bit_order != "fixed" and not self._is_systematic:
             raise ValueError(f"bit_order {self.bit_order} is for the solver systematic of sparsemap and sparsemap-budget")
+        if self.score_centre not in SCORE_CENTRES:
+            raise ValueError(f"score_centre must be one of {', '.join(SCORE_CENTRES)}, got {self.score_centre!r}")
         if self.score_temperature <= 0:
             raise ValueError(f"score_temperature must be more than 0, got {self.score_temperature}")
 
@@ -97,6 +104,7 @@ class Args(CommonArgs):
 
 
 BIT_ORDERS = ("fixed", "random", "sorted")
+SCORE_CENTRES = ("none", "batch")
 
 #: The paper gives the active set 300 steps; what is not solved by then is used as it is, and counted.
 SOLVERS: dict[str, sp.solvers.AbstractSolver | None] = {
@@ -147,6 +155,7 @@ class Model(torch.nn.Module):
         self.structure, self.log_count = args.structure, args.bits * math.log(2)
         self.n_pixels, self.n_levels = n_pixels, n_levels
         self.inference = perceptron(n_pixels, HIDDEN, args.bits)
+        self.centring = Centred(args.bits) if args.score_centre == "batch" else None
         self.generative = perceptron(args.bits, HIDDEN, n_pixels * RANK)
         self.levels = torch.nn.Linear(RANK, n_levels)
         self.estimator = ESTIMATORS[args.method](args, n_pixels)
@@ -161,6 +170,8 @@ class Model(torch.nn.Module):
     def scores(self, x: Tensor) -> Tensor:
         """One score per bit, in full precision under autocast too: (n, n_pixels) -> (n, n_bits)."""
         scores: Tensor = self.inference(self.pixels(x)).float()
+        if self.centring is not None:
+            scores = self.centring(scores)
         return scores / self.temperature
 
     def log_likelihood(
@@ -218,6 +229,8 @@ class Model(torch.nn.Module):
     def forward(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> Step:
         """The negative ELBO of a batch of images."""
         estimate = self.estimate(batch["x"], generator)
+        if self.centring is not None:
+            self.centring.keep()
         objective = (estimate.surrogate - self.entropy * estimate.distribution.entropy()).mean() + self.log_count
         terms = {name: values.mean() for name, values in self.measures(estimate).items()}
         return Step(objective, {"loss": objective.detach(), **terms}, estimate.calls)
@@ -283,7 +296,9 @@ class BitvectorVAE(AbstractExperiment):
         n_annealed: int = 0,
         progress: Callable[[float], None] | None = None,
     ) -> dict[str, float]:
-        """The metrics of `validate` with standard errors over images, and what `bits_per_dim` returns.
+        """The metrics of `validate` with standard errors over images, ``used_bits`` and what `bits_per_dim` returns.
+
+        ``used_bits`` is how many bits have both values: each in one of a hundred most probable codes, or more.
 
         The standard errors of bits per dimension are those of the sampling, and with ``n_annealed`` less than all images of
         their choice. ``progress`` is told which part is done, from 0 to 1.
@@ -291,6 +306,12 @@ class BitvectorVAE(AbstractExperiment):
         metrics = super().evaluate(generator, split=split, limit=limit)
         x, held_out = getattr(self.images, split).x[:limit], self.images.validation.x[:limit][:N_CHOOSING]
         sampling = Sampling(n_samples, generator, _n_at_once(self.model.n_pixels))
-        return metrics | bits_per_dim(
+        bits = bits_per_dim(
             self.model, x, held_out, sampling, self.args.batch_size, n_annealed=n_annealed, progress=progress
         )
+        return metrics | {"used_bits": self._n_used_bits(x)} | bits
+
+    def _n_used_bits(self, x: Tensor) -> float:
+        codes = [self.model.structure.argmax(self.model.scores(part)) for part in x.split(_n_at_once(x.shape[1]))]
+        part_on = torch.cat(codes).mean(0)
+        return float((torch.minimum(part_on, 1 - part_on) >= LEAST_USED).sum())

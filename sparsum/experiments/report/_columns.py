@@ -67,6 +67,7 @@ _QUALITY = {
         _test_column("bits/dim, the paper's way", "bits_per_dim_paper", 3, -1, "bits_per_dim"),
         _test_column("bits/dim, by a proposal", "bits_per_dim_proposal", 3, -1),
         _test_column("bits/dim, annealed", "bits_per_dim_annealed", 3, -1)._replace(is_optional=True),
+        _test_column("bits used", "used_bits", 1)._replace(is_optional=True),
         _test_column("rate", "rate", 2),
         _test_column("distortion", "distortion", 2),
     ),
