@@ -277,6 +277,23 @@ def test_centred_scores_keep_bits_in_use(method: str) -> None:
     torch.testing.assert_close(one_by_one, centred.model.scores(x))
 
 
+def test_a_bit_is_in_use_if_both_values_are_those_of_one_image_in_a_hundred(monkeypatch: pytest.MonkeyPatch) -> None:
+    vae = experiment(bits=7)
+    n_on = torch.tensor([0, 1, 2, 98, 198, 199, 200])
+    scores = torch.where(torch.arange(200).unsqueeze(1) < n_on, 1.0, -1.0)
+    monkeypatch.setattr(vae.model, "scores", lambda x: scores)
+    assert vae._n_used_bits(vae.images.train.x) == 3  # 2, 98 and 198 of 200
+
+
+def test_a_number_that_is_not_finite_is_told_of_its_row_alone() -> None:
+    vae = experiment(score_centre="batch")
+    scores = torch.zeros(8, 6)
+    scores[3] = torch.nan
+    assert vae.model.centring is not None
+    with pytest.raises(ValueError, match=r"row 3 .*NaN"):
+        vae.model.estimator(vae.model.centring(scores), vae.model.structure, lambda z, row: z.sum(-1))
+
+
 def test_seeds() -> None:
     state = torch.get_rng_state()
     vaes = [experiment(method="nvil", seed=seed) for seed in (0, 0, 1)]
@@ -345,6 +362,7 @@ def test_digits_are_there_by_default() -> None:
             "bit_order random is for the solver systematic of",
         ),
         ({"score_centre": "all"}, "score_centre must be one of none, batch, got 'all'"),
+        ({"score_centre": "batch", "batch_size": 1}, "score_centre batch needs a batch_size of at least 2, got 1"),
         ({"score_temperature": 0.0}, "score_temperature must be more than 0, got 0.0"),
         ({"batch_size": 201}, "batch_size must be at most 200"),
     ],

@@ -118,7 +118,10 @@ def test_bits_per_pixel_by_annealing(
     assert metrics["n_annealed"] == 3
     assert 0 < metrics["bits_per_dim_annealed_se"] < metrics["bits_per_dim_annealed"] < 5
     assert sparsum(monkeypatch, "report", "run", "--markdown") == 0
-    assert "bits/dim, annealed" in capsys.readouterr().out
+    table = capsys.readouterr().out
+    assert "bits/dim, annealed" in table
+    assert f"| {metrics['used_bits']:.1f} |" in table
+    assert "bits used" in table
 
 
 def test_a_model_without_numbers_is_named(

@@ -143,6 +143,11 @@ def test_other_run_in_folder_is_an_error_that_names_the_difference(tmp_path: Pat
     (other,) = make_plan("ssvae", ["sparse"], TINY | {"epochs": 2, "batch_size": 500}, {}, 1, tmp_path)
     with pytest.raises(WrongUseError, match="its batch_size is 1000, not 500"):
         sweep([other], 1, Quiet())
+    config = json.loads((run.folder / "config.json").read_text())
+    del config["args"]["batch_size"]  # as of an earlier version, which always had today's default
+    (run.folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(WrongUseError, match=r"its batch_size is \d+, not 500"):
+        sweep([other], 1, Quiet())
     (fewer,) = tiny_plan(tmp_path, epochs=1)
     with pytest.raises(WrongUseError, match="has done 2 epochs, more than 1"):
         sweep([fewer], 1, Quiet())

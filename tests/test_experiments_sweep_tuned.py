@@ -180,6 +180,18 @@ def test_only_runs_that_agree_with_the_given_options_count() -> None:
         chosen(bits=8)
 
 
+def test_what_an_earlier_version_did_not_know_of_was_as_it_is_by_default() -> None:
+    for run in earlier({"topk": [-1.0, -2.0]}, experiment="bitvector-vae"):
+        config = json.loads((run.folder / "config.json").read_text())
+        del config["args"]["score_centre"]
+        (run.folder / "config.json").write_text(json.dumps(config))
+    assert chosen(["topk"], experiment="bitvector-vae", score_centre="none")[0].values == {"lr": 0.1}
+    with pytest.raises(WrongUseError, match="no run of topk of bitvector-vae with data digits, score_centre batch"):
+        chosen(["topk"], experiment="bitvector-vae", score_centre="batch")
+    earlier({"topk": [-0.5, -0.6]}, experiment="bitvector-vae", score_centre="batch", out="grid/centred")
+    assert chosen(["topk"], experiment="bitvector-vae")[0].values == {"lr": 0.1, "score_centre": "batch"}
+
+
 def test_data_in_a_folder_has_many_names(tmp_path: Path) -> None:
     earlier({"sparse": [-1.0, -2.0]}, data="somewhere/data")
     for name in ("somewhere/data", "./somewhere/data/", str(tmp_path / "somewhere" / "data")):

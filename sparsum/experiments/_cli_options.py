@@ -44,7 +44,8 @@ Solver = Annotated[str | None, typer.Option(help="sparsemap: nested, systematic 
 BitOrder = Annotated[str | None, typer.Option(help="sparsemap, solver systematic: fixed, random or sorted. [fixed]")]
 ScoreTemperature = Annotated[float | None, typer.Option(help="bitvector-vae: what scores are divided by. [default: 1]")]
 ScoreCentre = Annotated[
-    str | None, typer.Option(help="bitvector-vae: batch, to take away the mean score of each bit over a batch. [none]")
+    str | None,
+    typer.Option(help="bitvector-vae: none, or batch, to take away the mean score of each bit over a batch. [none]"),
 ]
 WarmEpochs = Annotated[int | None, typer.Option(min=0, help="ssvae: epochs on labelled images first. [100; digits 10]")]
 SymbolInit = Annotated[str | None, typer.Option(help="signal-game: normal or uniform. [Gumbel methods: uniform]")]

@@ -13,8 +13,8 @@ from sparsum import kernels
 
 # Blocks of this many rows stay in the cache of a CPU, and their memory is used again: four times as fast as all at once.
 _MAPPED_AT_ONCE = 8
-# In a running mean: about the last hundred batches count.
-_WEIGHT_OF_A_BATCH = 0.01
+# In a running mean. Nothing holds the mean where it is, so that one over more batches would come too late.
+_WEIGHT_OF_A_BATCH = 0.1
 
 
 def perceptron(*sizes: int) -> torch.nn.Sequential:
@@ -78,11 +78,11 @@ class _Mapped(torch.autograd.Function):
 
 
 class Centred(torch.nn.Module):
-    """Takes the mean over a batch away from each column; outside of training, the mean over the last batches.
+    """Takes the mean over a batch away from each column; outside of training, a running mean over the last batches.
 
     The score of a bit can drift to one side for all examples. Then its bit is the same in all assignments that a sum over a
-    few of them looks at: nothing tells any more that another value would be better, and a bit of the code is lost. A mean of
-    zero keeps both values in use.
+    few of them looks at: nothing tells any more that another value would be better, and a bit of the code is lost. With a
+    mean of zero, no score is on one side for a whole batch. Numbers that are not finite stay in their rows.
 
     Args:
         n_columns: how many columns there are.
@@ -104,7 +104,7 @@ class Centred(torch.nn.Module):
         """The columns without their means, in the shape of ``x``."""
         if not self.training:
             return x - self.mean
-        mean = x.mean(0)
+        mean = x.where(x.isfinite(), torch.nan).nanmean(0)
         self._of_batch = mean.detach()
         return x - mean
 

@@ -33,7 +33,7 @@ RANK = 5
 MAX_LISTED_BITS = 12
 # How many batches a GPU evaluates at once.
 _GPU_BATCHES = 8
-#: The part of images that a value of a bit has to be used for.
+#: A bit is in use if each of its values is that of this part of the images.
 LEAST_USED = 0.01
 #: How many validation images the sharpness of the proposal is chosen on.
 N_CHOOSING = 256
@@ -51,8 +51,8 @@ class Args(CommonArgs):
         bit_order: for the solver systematic, whose atoms depend on it: fixed, random (another one for each image at each
             step) or sorted (by score). In training alone; what is measured is of the fixed order.
         score_temperature: what scores are divided by. The network can undo it, so that it is a matter of how training goes.
-        score_centre: what is taken away from the scores of a bit: none, or batch, their mean over the batch, so that no bit
-            comes to be the same for all images.
+        score_centre: what is taken away from the scores of a bit: none, or batch, their mean over the batch, which helps
+            to keep a bit from being the same for all images.
         entropy: the weight of the posterior's entropy in what is trained; 1 is the ELBO.
     """
 
@@ -83,6 +83,8 @@ class Args(CommonArgs):
             raise ValueError(f"bit_order {self.bit_order} is for the solver systematic of sparsemap and sparsemap-budget")
         if self.score_centre not in SCORE_CENTRES:
             raise ValueError(f"score_centre must be one of {', '.join(SCORE_CENTRES)}, got {self.score_centre!r}")
+        if self.score_centre == "batch" and self.batch_size < 2:
+            raise ValueError(f"score_centre batch needs a batch_size of at least 2, got {self.batch_size}")
         if self.score_temperature <= 0:
             raise ValueError(f"score_temperature must be more than 0, got {self.score_temperature}")
 
@@ -298,7 +300,8 @@ class BitvectorVAE(AbstractExperiment):
     ) -> dict[str, float]:
         """The metrics of `validate` with standard errors over images, ``used_bits`` and what `bits_per_dim` returns.
 
-        ``used_bits`` is how many bits have both values: each in one of a hundred most probable codes, or more.
+        ``used_bits`` counts the bits that are 0 for at least 1 % of the images and 1 for at least 1 %, where each image has
+        the code of the highest score.
 
         The standard errors of bits per dimension are those of the sampling, and with ``n_annealed`` less than all images of
         their choice. ``progress`` is told which part is done, from 0 to 1.
@@ -313,5 +316,5 @@ class BitvectorVAE(AbstractExperiment):
 
     def _n_used_bits(self, x: Tensor) -> float:
         codes = [self.model.structure.argmax(self.model.scores(part)) for part in x.split(_n_at_once(x.shape[1]))]
-        part_on = torch.cat(codes).mean(0)
-        return float((torch.minimum(part_on, 1 - part_on) >= LEAST_USED).sum())
+        n_on = torch.cat(codes).sum(0)
+        return float((torch.minimum(n_on, len(x) - n_on) >= LEAST_USED * len(x)).sum())

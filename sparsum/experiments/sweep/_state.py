@@ -8,7 +8,7 @@ import json
 import pathlib
 from collections.abc import Iterable
 
-from sparsum.experiments.registry import WrongUseError
+from sparsum.experiments.registry import WrongUseError, with_defaults
 from sparsum.experiments.report import read_run
 from sparsum.experiments.runs import RunFolder
 from sparsum.experiments.sweep._plan import PlannedRun
@@ -90,13 +90,14 @@ def _has_evaluation(folder: RunFolder) -> bool:
 
 
 def _differences(run: PlannedRun) -> list[str]:
-    """What a folder's run was told otherwise; what it was not told at all, as by an earlier version, does not count."""
+    """What a folder's run was told otherwise; what an earlier version did not know of was as it is by default."""
     folder = RunFolder(run.folder)
     if not folder.exists():
         return []
     try:
         config = folder.config()
         saved, experiment = dict(config["args"]), config["experiment"]
+        saved = with_defaults(run.experiment, saved)
     except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
         return [f"its config.json cannot be read ({error!r})"]
     planned = dataclasses.asdict(run.args)

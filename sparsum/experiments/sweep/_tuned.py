@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from sparsum.experiments._files import read_json
-from sparsum.experiments.registry import WrongUseError, args_class, experiment_class, make_args
+from sparsum.experiments.registry import WrongUseError, args_class, experiment_class, make_args, with_defaults
 from sparsum.experiments.report import (
     RunRecord,
     Summary,
@@ -173,13 +173,15 @@ def _read(experiment: str, given: Mapping[str, Any], folder: pathlib.Path) -> _E
     broken = set(problems) - {record.problem for record in records}  # an evaluation is of no matter here
     if broken:
         _refuse(folder, sorted(broken))
-    agreeing = [record for record in records if record.experiment == experiment and _agrees(record, told)]
+    ours = [record for record in records if record.experiment == experiment]
+    complete = [dataclasses.replace(record, args=with_defaults(experiment, record.args)) for record in ours]
+    agreeing = [record for record in complete if _agrees(record, told)]
     return _Earlier(folder, without_repetitions(agreeing)[0], f"{experiment} with {_words(told)}")
 
 
 def _agrees(record: RunRecord, told: Mapping[str, Any]) -> bool:
-    """Whether a run was told the same; what it was not told at all, as by an earlier version, does not count."""
-    return all(record.args.get(name, value) == value or _is_same_place(record, name, value) for name, value in told.items())
+    """Whether a run was told the same."""
+    return all(record.args.get(name) == value or _is_same_place(record, name, value) for name, value in told.items())
 
 
 def _is_same_place(record: RunRecord, name: str, value: Any) -> bool:
