@@ -18,7 +18,7 @@ from sparsum.experiments.importance import LogJoint, LogLikelihood, Sampling, dr
 from sparsum.experiments.measuring import bits_per_dim
 from tests.test_devices import every_device
 
-METRICS = {"elbo", "rate", "distortion", "entropy", "calls", "sharpness"}
+METRICS = {"elbo", "rate", "distortion", "entropy", "calls", "used_bits", "sharpness"}
 METRICS |= {f"bits_per_dim_{way}{end}" for way in ("paper", "proposal") for end in ("", "_se")}
 
 
