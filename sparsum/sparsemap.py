@@ -59,7 +59,7 @@ def sparsemap(
         - SparseMAP: differentiable sparse structured inference (Niculae, Martins, Blondel & Cardie, 2018), equation 5,
           https://arxiv.org/abs/1802.04223
     """
-    _check_structure(structure)
+    check_structure(structure)
     if solver is not None and not isinstance(solver, AbstractSolver):
         raise TypeError(f"solver must be a solver such as sparsum.solvers.ActiveSet(), got {_kind(solver)}")
     bound, rows, batch_shape = structure.rows(scores)
@@ -107,7 +107,7 @@ def topk_sparsemax(
         - Efficient marginalization of discrete and structured latent variables via sparsity (Correia, Niculae, Aziz &
           Martins, 2020), section 3.1, https://arxiv.org/abs/2007.01919
     """
-    _check_structure(structure)
+    check_structure(structure)
     if isinstance(k, bool) or not isinstance(k, int):
         raise TypeError(f"k must be an int, got {type(k).__name__}")
     if k < 1:
@@ -117,21 +117,16 @@ def topk_sparsemax(
     # OneOf knows what to do with +inf; elsewhere sums of it would say nothing.
     flat = flatten_parts(rows)
     is_bad = flat.isnan().any(-1) if isinstance(bound, OneOf) else is_unusable(flat)
-    with torch.no_grad():
-        best, is_valid = bound.kbest(_without_nan(rows), k)  # shapes: (n_rows, n_best, *event_shape), (n_rows, n_best)
-    n_rows, n_best = is_valid.shape
-    row = torch.arange(n_rows, device=best.device).repeat_interleave(n_best, output_size=n_rows * n_best)
-    atoms = best.flatten(0, 1)
-    # In double precision: scores of assignments are sums, and what counts is their difference.
-    values = bound.score(_map(Tensor.double, rows), atoms, row).reshape(n_rows, n_best)
-    probs = sparsemax(values.masked_fill(~is_valid, -torch.inf)).to(dtype)
+    best, values = best_assignments(bound, rows, k)
+    n_best = values.shape[1]
+    probs = sparsemax(values).to(dtype)
     packed, n_bad = support(probs.detach(), is_bad)
     lengths = packed.segments.lengths
     if n_bad:
         raise_bad_rows(is_bad | (lengths == 0), flat)
     is_all = n_best < k or bound.log_count() <= math.log(n_best) + 1e-9
     return SparseDistribution._from_segments(
-        atoms[packed.flat],
+        best.flatten(0, 1)[packed.flat],
         packed.segments.clear_padding(probs.reshape(-1).index_select(0, packed.flat)),
         packed.segments,
         batch_shape,
@@ -140,7 +135,22 @@ def topk_sparsemax(
     )
 
 
-def _check_structure(structure: AbstractStructure) -> None:
+def best_assignments(structure: AbstractStructure, rows: Scores, k: int) -> tuple[Tensor, Tensor]:
+    """The k best atoms of each row, (n_rows, n_best, *event_shape), and their scores, (n_rows, n_best).
+
+    Where a row allows fewer, the scores of the rest are -inf. Scores have a gradient, and are in double precision: they are
+    sums, and what counts is their difference.
+    """
+    with torch.no_grad():
+        best, is_valid = structure.kbest(_without_nan(rows), k)
+    n_rows, n_best = is_valid.shape
+    row = torch.arange(n_rows, device=best.device).repeat_interleave(n_best, output_size=n_rows * n_best)
+    values = structure.score(_map(Tensor.double, rows), best.flatten(0, 1), row).reshape(n_rows, n_best)
+    return best, values.masked_fill(~is_valid, -torch.inf)
+
+
+def check_structure(structure: AbstractStructure) -> None:
+    """Raise a TypeError unless it is one."""
     if not isinstance(structure, AbstractStructure):
         raise TypeError(f"structure must be an AbstractStructure such as OneOf(n), got {_kind(structure)}")
 

@@ -214,7 +214,7 @@ def test_every_method_learns(method: str) -> None:
     after = vae.validate(torch.Generator().manual_seed(0))
     assert after["elbo"] > before["elbo"] + 5
     assert after["elbo"] == pytest.approx(-after["rate"] - after["distortion"])
-    assert ("exact" in after, "unsolved" in after) == (method == "topk", "sparsemap" in method)
+    assert ("exact" in after, "unsolved" in after) == (method.startswith("topk"), "sparsemap" in method)
 
 
 @pytest.mark.parametrize(

@@ -72,14 +72,18 @@ def test_recorded_steps_go_where_others_go(name: str, method: str) -> None:
 
 @needs_gpu
 def test_recorded_steps_keep_the_mean_of_each_batch_once() -> None:
-    """Also of a batch whose step begins anew, since its support has another size than the one before."""
+    """Also of a batch whose step begins anew, since its support has another size than the one before.
+
+    Steps are small: with larger ones, a rounding error becomes a difference of one part in a hundred within twenty steps.
+    """
     fabric = Fabric(accelerator="cuda", devices=1)
-    options = {"data": "digits", "device": "cuda", "batch_size": 16, "score_centre": "batch", "solver": "systematic"}
+    options = {"data": "digits", "device": "cuda", "batch_size": 16, "solver": "systematic", "lr": 1e-7}
+    options |= {"score_centre": "batch", "score_temperature": 0.02}  # so that the supports of batches differ in size
     args = make_args("bitvector-vae", "sparsemap", options)
     recorded, plain = (make_experiment("bitvector-vae", args, torch.device("cuda")) for _ in range(2))
     steps = steps_for(recorded, fabric)
     assert isinstance(steps, RecordedSteps)
-    torch.testing.assert_close(objectives(steps, 30), objectives(Steps(plain, fabric), 30), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(objectives(steps, 30), objectives(Steps(plain, fabric), 30), rtol=1e-4, atol=1e-3)
     assert len(steps._recorded) > 1
     kept, expected = (vae.model.state_dict()["centring.mean"] for vae in (recorded, plain))
     torch.testing.assert_close(kept, expected, rtol=1e-2, atol=1e-3)

@@ -2,7 +2,8 @@
 
 Exact sums (`Dense`, `Sparse`, `TopK`, `SparseMAP`), score functions (`ScoreFunction`, `SelfCritic`, `NVIL`, `LeaveOneOut`,
 `SumAndSample`, `UnorderedSet`), with relaxed control variates (`Rebar`, `Relax`), for bits (`Arm`, `Disarm`), and biased
-relaxations (`GumbelSoftmax`, `StraightThrough`, `ReinMax`, `Imle`). `vimco` is an objective of its own.
+relaxations (`GumbelSoftmax`, `StraightThrough`, `ReinMax`, `Imle`). `topk_bound`, `wake_wake` and `vimco` are
+objectives of their own.
 """
 
 from sparsum.estimators._abstract import AbstractEstimator as AbstractEstimator
@@ -10,6 +11,7 @@ from sparsum.estimators._abstract import Estimate as Estimate
 from sparsum.estimators._antithetic import Arm as Arm
 from sparsum.estimators._antithetic import Disarm as Disarm
 from sparsum.estimators._baselines import RunningMean as RunningMean
+from sparsum.estimators._bound import Bound as Bound
 from sparsum.estimators._control_variates import Rebar as Rebar
 from sparsum.estimators._control_variates import Relax as Relax
 from sparsum.estimators._imle import Imle as Imle
@@ -28,6 +30,7 @@ from sparsum.estimators._sums import Sparse as Sparse
 from sparsum.estimators._sums import SparseMAP as SparseMAP
 from sparsum.estimators._sums import TopK as TopK
 from sparsum.estimators._temperature import Anneal as Anneal
+from sparsum.estimators._topk_bound import topk_bound as topk_bound
 from sparsum.estimators._unordered_set import UnorderedSet as UnorderedSet
-from sparsum.estimators._vimco import Bound as Bound
 from sparsum.estimators._vimco import vimco as vimco
+from sparsum.estimators._wake_wake import wake_wake as wake_wake

@@ -74,17 +74,7 @@ class Problem:
         row: Tensor,  # shape: (n,)
     ) -> Tensor:
         """The loss of each assignment, checked, in float32 at least: (n,)."""
-        # A copy, so that a loss that changes it in place does not change what the probabilities are of.
-        values = self.loss(z.clone(), row)
-        if not isinstance(values, Tensor) or not values.is_floating_point():
-            kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
-            raise TypeError(f"loss must return a floating-point torch.Tensor, got {kind}")
-        if values.shape != row.shape:
-            raise ValueError(
-                f"loss must return one number per assignment, shape ({len(row)},), got {tuple(values.shape)}; index what "
-                "belongs to an example by row, as in x[row], and neither keep dimensions nor average over the assignments"
-            )
-        return values.float() if torch.finfo(values.dtype).bits == 16 else values
+        return checked_values("loss", self.loss, z, row)
 
     def sample_losses(
         self,
@@ -129,6 +119,26 @@ class Problem:
                 f"differentiable operations; {_INSTEAD}"
             )
         return values.reshape(vectors.shape[:2])
+
+
+def checked_values(
+    name: str,
+    function: Loss,
+    z: Tensor,  # shape: (n, *event_shape)
+    row: Tensor,  # shape: (n,)
+) -> Tensor:
+    """What a function of assignments returns, checked, in float32 at least: (n,)."""
+    # A copy, so that a function that changes it in place does not change what the probabilities are of.
+    values = function(z.clone(), row)
+    if not isinstance(values, Tensor) or not values.is_floating_point():
+        kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
+        raise TypeError(f"{name} must return a floating-point torch.Tensor, got {kind}")
+    if values.shape != row.shape:
+        raise ValueError(
+            f"{name} must return one number per assignment, shape ({len(row)},), got {tuple(values.shape)}; index what "
+            "belongs to an example by row, as in x[row], and neither keep dimensions nor average over the assignments"
+        )
+    return values.float() if torch.finfo(values.dtype).bits == 16 else values
 
 
 def _depends_on(values: Tensor, z: Tensor) -> bool:

@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Bound:
-    """A multi-sample bound.
-
-    Args:
-        surrogate: what to call backward on, to be maximised: its value is ``value``, its gradient the estimate.
-        value: the bound on the log-likelihood, without a gradient.
-    """
-
-    surrogate: Tensor  # shape: (*batch,)
-    value: Tensor  # shape: (*batch,)
+from sparsum.estimators._bound import Bound, calls_of_samples
 
 
 def vimco(
@@ -51,15 +39,7 @@ def vimco(
         - Variational inference for Monte Carlo objectives (Mnih & Rezende, 2016), equations 8 to 10,
           https://arxiv.org/abs/1602.06725
     """
-    for name, value in (("log_weights", log_weights), ("log_probs", log_probs)):
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-            raise TypeError(f"{name} must be a floating-point torch.Tensor, got {kind}")
-    if log_weights.shape != log_probs.shape or log_weights.ndim == 0 or len(log_weights) < 2:
-        raise ValueError(
-            "log_weights and log_probs must have the same shape (n_samples, *batch) with at least 2 samples, "
-            f"got {tuple(log_weights.shape)} and {tuple(log_probs.shape)}"
-        )
+    calls = calls_of_samples(log_weights, log_probs)
     n = len(log_weights)
     bound = log_weights.logsumexp(0) - math.log(n)
     with torch.no_grad():
@@ -71,6 +51,4 @@ def vimco(
         baseline = replaced.logsumexp(1) - math.log(n)
         # Where all others have weight 0, any number will do that does not depend on the sample.
         signal = bound.detach() - torch.where(baseline == -torch.inf, 0.0, baseline)
-    surrogate = bound + (signal * log_probs).sum(0)
-    value = bound.detach()
-    return Bound(value + (surrogate - surrogate.detach()), value)
+    return Bound.of(bound, bound + (signal * log_probs).sum(0), calls)

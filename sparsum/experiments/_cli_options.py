@@ -14,9 +14,10 @@ Method = Annotated[
     str,
     typer.Argument(
         help="How the sum over the latent variable is made: exactly over few assignments (sparse, entmax15, topk, "
-        "sparsemap, sparsemap-budget) or over all (dense); by samples with a running mean (sfe), a second sample (sfe-plus) "
-        "or a network (nvil) as baseline; partly exactly (sum-and-sample); relaxed (gumbel, st-gumbel); in the signal game "
-        "also with the 0/1 loss of a sampled answer (sfe-01, sfe-plus-01). A wrong one lists those of the experiment."
+        "topk-bound, sparsemap, sparsemap-budget) or over all (dense); by samples with a running mean (sfe), a second one "
+        "(sfe-plus) or a network (nvil) as baseline, or by weighted ones (wake-wake); partly exactly (sum-and-sample); "
+        "relaxed (gumbel, st-gumbel); in the signal game also with the 0/1 loss of a sampled answer (sfe-01, sfe-plus-01). "
+        "A wrong one lists those of the experiment."
     ),
 ]
 Data = Annotated[str | None, typer.Option(help="digits (comes with scikit-learn), mnist, fashion-mnist, or a folder.")]
@@ -39,7 +40,10 @@ Entropy = Annotated[
 Decay = Annotated[float | None, typer.Option(min=0, help="Gumbel methods: r in the temperature max(0.5, exp(-r t)).")]
 Every = Annotated[int | None, typer.Option(min=1, help="Gumbel methods: steps between changes of the temperature.")]
 Bits = Annotated[int | None, typer.Option(min=1, help="bitvector-vae: the number of bits.")]
-K = Annotated[int | None, typer.Option("--k", min=1, help="topk, sum-and-sample: how many assignments.")]
+K = Annotated[
+    int | None,
+    typer.Option("--k", min=1, help="topk, topk-bound, sum-and-sample, wake-wake: how many assignments."),
+]
 Solver = Annotated[str | None, typer.Option(help="sparsemap: nested, systematic or active-set.")]
 BitOrder = Annotated[str | None, typer.Option(help="sparsemap, solver systematic: fixed, random or sorted. [fixed]")]
 ScoreTemperature = Annotated[float | None, typer.Option(help="bitvector-vae: what scores are divided by. [default: 1]")]

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 import sparsum as sp
-from sparsum.estimators import AbstractEstimator, Estimate
+from sparsum.estimators import AbstractEstimator, Bound, Estimate
 from sparsum.experiments._experiment import AbstractExperiment, CommonArgs, Step
 from sparsum.experiments._layers import Centred, adam, perceptron
 from sparsum.experiments._seeds import with_seed
@@ -45,7 +45,7 @@ class Args(CommonArgs):
 
     Args:
         bits: the number of bits D.
-        k: for topk, the largest number of atoms.
+        k: for topk, the largest number of atoms; for topk-bound and wake-wake, how many atoms or samples there are.
         budget: for sparsemap-budget, how many bits may be 1; None for half of them.
         solver: for sparsemap and sparsemap-budget: nested, systematic or active-set; by default the structure's own.
         bit_order: for the solver systematic, whose atoms depend on it: fixed, random (another one for each image at each
@@ -85,6 +85,10 @@ class Args(CommonArgs):
             raise ValueError(f"score_centre must be one of {', '.join(SCORE_CENTRES)}, got {self.score_centre!r}")
         if self.score_centre == "batch" and self.batch_size < 2:
             raise ValueError(f"score_centre batch needs a batch_size of at least 2, got {self.batch_size}")
+        if self.method in BOUNDS and self.entropy != 1:
+            raise ValueError(f"{self.method} has no entropy in what it trains, so entropy must be 1, got {self.entropy}")
+        if self.method == "wake-wake" and self.k < 2:
+            raise ValueError(f"wake-wake compares samples, so k must be at least 2, got {self.k}")
         if self.score_temperature <= 0:
             raise ValueError(f"score_temperature must be more than 0, got {self.score_temperature}")
 
@@ -116,21 +120,31 @@ SOLVERS: dict[str, sp.solvers.AbstractSolver | None] = {
     "active-set": sp.solvers.ActiveSet(max_steps=300, strict=False),
 }
 
+#: What the distribution of codes is, and how its expectations are estimated.
 ESTIMATORS: dict[str, Callable[[Args, int], AbstractEstimator]] = {
     "topk": lambda args, _: sp.estimators.TopK(args.k),
+    "topk-bound": lambda args, _: sp.estimators.TopK(args.k),
     "sparsemap": lambda args, _: sp.estimators.SparseMAP(SOLVERS[args.solver]),
     "sparsemap-budget": lambda args, _: sp.estimators.SparseMAP(SOLVERS[args.solver]),
     "sfe": lambda _, __: sp.estimators.ScoreFunction(),
     "sfe-plus": lambda _, __: sp.estimators.SelfCritic(),
     "nvil": lambda _, n_pixels: sp.estimators.NVIL(n_pixels),
+    "wake-wake": lambda *_: sp.estimators.ScoreFunction(baseline=False),
     "gumbel": lambda args, _: sp.estimators.GumbelSoftmax(args.temperature()),
     "st-gumbel": lambda args, _: sp.estimators.StraightThrough(args.temperature()),
     "dense": lambda args, n_pixels: sp.estimators.Dense(chunk_size=_chunk_size(args, n_pixels)),
     "sparse": lambda args, n_pixels: sp.estimators.Sparse(chunk_size=_chunk_size(args, n_pixels)),
     "entmax15": lambda args, n_pixels: sp.estimators.Sparse(1.5, chunk_size=_chunk_size(args, n_pixels)),
 }
+#: Methods that are trained by another bound than the ELBO.
+BOUNDS = ("topk-bound", "wake-wake")
 # What the is_exact of a distribution tells: that a cut to k atoms changed nothing, or that a solver came to its end.
-_CERTIFICATES = {"topk": ("exact", True), "sparsemap": ("unsolved", False), "sparsemap-budget": ("unsolved", False)}
+_CERTIFICATES = {
+    "topk": ("exact", True),
+    "topk-bound": ("exact", True),
+    "sparsemap": ("unsolved", False),
+    "sparsemap-budget": ("unsolved", False),
+}
 
 
 def _n_at_once(n_pixels: int) -> int:
@@ -163,6 +177,7 @@ class Model(torch.nn.Module):
         self.estimator = ESTIMATORS[args.method](args, n_pixels)
         self.sampler = sp.estimators.ScoreFunction(baseline=False)
         self.certificate = _CERTIFICATES.get(args.method)
+        self.method, self.k = args.method, args.k
         self.bit_order, self.temperature, self.entropy = args.bit_order, args.score_temperature, args.entropy
 
     def pixels(self, x: Tensor) -> Tensor:
@@ -229,13 +244,33 @@ class Model(torch.nn.Module):
         return measures
 
     def forward(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> Step:
-        """The negative ELBO of a batch of images."""
-        estimate = self.estimate(batch["x"], generator)
+        """The negative ELBO of a batch of images, or another bound."""
+        step = (self._bound_step if self.method in BOUNDS else self._elbo_step)(batch["x"], generator)
         if self.centring is not None:
             self.centring.keep()
+        return step
+
+    def _elbo_step(self, x: Tensor, generator: torch.Generator) -> Step:
+        estimate = self.estimate(x, generator)
         objective = (estimate.surrogate - self.entropy * estimate.distribution.entropy()).mean() + self.log_count
         terms = {name: values.mean() for name, values in self.measures(estimate).items()}
         return Step(objective, {"loss": objective.detach(), **terms}, estimate.calls)
+
+    def _bound_step(self, x: Tensor, generator: torch.Generator) -> Step:
+        bound = self._topk_bound(x) if self.method == "topk-bound" else self._wake_wake(x, generator)
+        objective = -bound.surrogate.mean()
+        return Step(objective, {"loss": objective.detach(), "bound": bound.value.mean()}, bound.calls)
+
+    def _topk_bound(self, x: Tensor) -> Bound:
+        return sp.estimators.topk_bound(self.scores(x), self.structure, self.log_joint(x), self.k)
+
+    def _wake_wake(self, x: Tensor, generator: torch.Generator) -> Bound:
+        q = sp.Gibbs(self.scores(x), self.structure, validate_args=self.estimator.validate_args)
+        samples = q.sample((self.k,), generator=generator)  # shape: (k, n, n_bits)
+        row = torch.arange(len(x), device=x.device).repeat(self.k)
+        log_probs = q.log_prob(samples)
+        log_joint = self.log_joint(x)(samples.flatten(0, 1), row).reshape(log_probs.shape)
+        return sp.estimators.wake_wake(log_joint - log_probs, log_probs)
 
 
 class BitvectorVAE(AbstractExperiment):

@@ -19,7 +19,7 @@ _HIDDEN = PLACES | {"method", "data", "bits"}
 _ONLY_FOR = {
     "temperature_decay": {"gumbel", "st-gumbel"},
     "temperature_every": {"gumbel", "st-gumbel"},
-    "k": {"topk", "sum-and-sample"},
+    "k": {"topk", "topk-bound", "wake-wake", "sum-and-sample"},
     "solver": {"sparsemap", "sparsemap-budget"},
     "bit_order": {"sparsemap", "sparsemap-budget"},
     "budget": {"sparsemap-budget"},

@@ -1,0 +1,49 @@
+"""What objectives return that bound a log-likelihood."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A lower bound on a log-likelihood.
+
+    Args:
+        surrogate: what to call backward on, to be maximised: its value is ``value``, its gradient the one to follow.
+        value: the bound, without a gradient.
+        calls: how often the joint was evaluated for each element of the batch, int64.
+    """
+
+    surrogate: Tensor  # shape: (*batch,)
+    value: Tensor  # shape: (*batch,)
+    calls: Tensor  # shape: (*batch,)
+
+    @classmethod
+    def of(cls, value: Tensor, surrogate: Tensor, calls: Tensor) -> Bound:
+        """The bound with this value, and with the gradient of the surrogate."""
+        value = value.detach()
+        return cls(value + (surrogate - surrogate.detach()), value, calls)
+
+
+def calls_of_samples(
+    log_weights: Tensor,  # shape: (n_samples, *batch)
+    log_probs: Tensor,  # shape: (n_samples, *batch)
+) -> Tensor:
+    """The number of samples for each element of the batch: (*batch,).
+
+    Raise a TypeError or ValueError unless there are several, and for both.
+    """
+    for name, value in (("log_weights", log_weights), ("log_probs", log_probs)):
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+            raise TypeError(f"{name} must be a floating-point torch.Tensor, got {kind}")
+    if log_weights.shape != log_probs.shape or log_weights.ndim == 0 or len(log_weights) < 2:
+        raise ValueError(
+            "log_weights and log_probs must have the same shape (n_samples, *batch) with at least 2 samples, "
+            f"got {tuple(log_weights.shape)} and {tuple(log_probs.shape)}"
+        )
+    return torch.full(log_weights.shape[1:], len(log_weights), device=log_weights.device)

@@ -1,0 +1,100 @@
+"""The best assignments, summed exactly, and how they become better."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparsum.estimators._arguments import check_number
+from sparsum.estimators._bound import Bound
+from sparsum.estimators._problem import Loss, checked_values
+from sparsum.segments import Segments, positions_of, read_sizes
+from sparsum.simplex import sparsemax
+from sparsum.sparsemap import best_assignments, check_structure
+from sparsum.structures import AbstractStructure
+from sparsum.structures._bad_rows import is_unusable, raise_bad_rows
+from sparsum.structures._parts import Scores, flatten_parts
+
+
+def topk_bound(
+    scores: Scores,  # shape: (*batch, *score_shape)
+    structure: AbstractStructure,
+    log_joint: Loss,
+    k: int,
+) -> Bound:
+    r"""The log-likelihood as far as the k best assignments explain it, which learn to be the ones that do.
+
+    .. math:: L = \log \sum_{z \in S} p(x, z) \le \log p(x), \quad S = \operatorname{top-k}_z \; a_z^\top t
+
+    For models of an observation x with a latent z, in the place of the ELBO of `TopK`: among all distributions over S the
+    posterior :math:`w(z) \propto p(x, z)` has the highest ELBO, and that is L. So the parameters of p follow the exact
+    gradient of L, at the same k calls. No small step of the scores changes S. They learn by the Fenchel-Young loss of
+    `sparsum.sparsemax` over S, with w as its target: their gradient is :math:`\sum_{z \in S} (w(z) - \xi(z)) \, a_z`, where
+    :math:`\xi` is `sparsum.topk_sparsemax`. Assignments rise that explain x better than their score tells, and bring their
+    neighbours into S.
+
+    The best assignments differ in the parts that scores are least sure of: a part they are sure of is the same in all of S,
+    and is learned from other examples, whose scores are less sure of it.
+
+    >>> import sparsum as sp
+    >>> scores = torch.tensor([[0.2, -0.1, 3.0]], requires_grad=True)
+    >>> log_joint = lambda z, row: -4.0 * (z - torch.tensor([0.0, 1.0, 1.0])).abs().sum(-1)
+    >>> bound = sp.estimators.topk_bound(scores, sp.Bits(3), log_joint, k=4)
+    >>> bound.value
+    tensor([0.0363])
+    >>> (-bound.surrogate).sum().backward()
+    >>> scores.grad.round(decimals=1)  # the first bit is to fall, the second to rise, and the third is as it should be
+    tensor([[ 0.7000, -0.6000,  0.0000]])
+
+    Args:
+        scores: one score per part of the structure; -inf forbids.
+        structure: the set of assignments.
+        log_joint: called as ``log_joint(z, row)`` with packed assignments and the row of each, (n,), as the loss of an
+            estimator; returns log p(x, z) of each, (n,).
+        k: how many of the best assignments; each row has as many as it allows, if these are fewer.
+
+    Returns:
+        The bound, in float32 at least, and its surrogate, whose second derivatives mean nothing.
+
+    Raises:
+        TypeError: if scores are not floating-point, k is no int, or ``log_joint`` returns no tensor of floats.
+        ValueError: if shapes do not fit, k < 1, or rows hold a NaN or +inf or allow nothing.
+
+    References:
+        - Reweighted wake-sleep (Bornschein & Bengio, 2015), which has samples in the place of the best and the
+          cross-entropy in that of the Fenchel-Young loss, https://arxiv.org/abs/1406.2751
+        - Learning with Fenchel-Young losses (Blondel, Martins & Niculae, 2020), https://arxiv.org/abs/1901.02324
+    """
+    check_structure(structure)
+    check_number("k", k, least=1, is_whole=True)
+    bound, rows, batch_shape = structure.rows(scores)
+    best, values = best_assignments(bound, rows, k)
+    allowed = values.detach() > -torch.inf  # shape: (n_rows, n_best)
+    flat = flatten_parts(rows)
+    is_bad = is_unusable(flat) | ~allowed.any(-1)
+    n, n_bad = read_sizes(allowed.sum(), is_bad.sum(), most=allowed.numel())
+    if n_bad:
+        raise_bad_rows(is_bad, flat)
+
+    calls = allowed.sum(-1)
+    segments = Segments.from_lengths(calls, n)
+    atoms = best.flatten(0, 1)[positions_of(allowed.reshape(-1), n)]
+    log_probs = segments.clear_padding(checked_values("log_joint", log_joint, atoms, segments.row))
+    value = segments.logsumexp(log_probs)
+    lead = _posterior(log_probs.detach(), value.detach(), segments, allowed) - sparsemax(values.detach())
+    learned = (lead * values.masked_fill(~allowed, 0.0)).sum(-1).to(value.dtype)
+    return Bound.of(*(result.reshape(batch_shape) for result in (value, value + learned, calls)))
+
+
+def _posterior(
+    log_probs: Tensor,  # shape: (n,)
+    value: Tensor,  # shape: (n_rows,)
+    segments: Segments,
+    allowed: Tensor,  # shape: (n_rows, n_best)
+) -> Tensor:
+    """The posterior over the best assignments of each row, 0 for what is not allowed: (n_rows, n_best)."""
+    # Where nothing has mass, it is 0 everywhere, so that all that was thought to have some falls.
+    total = torch.where(value == -torch.inf, 0.0, value)
+    packed = (log_probs - total[segments.row]).exp()
+    place = (allowed.reshape(-1).cumsum(0) - 1).clamp_min_(0).reshape(allowed.shape)
+    return torch.where(allowed, packed[place], 0.0)

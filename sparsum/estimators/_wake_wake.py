@@ -1,0 +1,52 @@
+"""Many samples, each in proportion to its weight."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from sparsum.estimators._bound import Bound, calls_of_samples
+
+
+def wake_wake(
+    log_weights: Tensor,  # shape: (n_samples, *batch)
+    log_probs: Tensor,  # shape: (n_samples, *batch)
+) -> Bound:
+    r"""The importance-weighted bound of several samples, towards the best of which the posterior is drawn.
+
+    .. math:: \hat L = \log \frac1S \sum_s w_s, \quad w_s = p(x, z_s) / q(z_s \mid x), \quad z_s \sim q
+
+    is the bound of `vimco`, with another gradient,
+
+    .. math:: \sum_s \frac{w_s}{\sum_r w_r} \nabla \bigl( \log p(x, z_s) + \log q(z_s \mid x) \bigr) :
+
+    q does not climb the bound but learns to be the posterior, by the cross-entropy on weighted samples. That is no score
+    function, and needs no baseline. `topk_bound` has the best assignments in the place of samples, and no noise.
+
+    >>> import sparsum as sp
+    >>> scores = torch.zeros(3, requires_grad=True)
+    >>> q = sp.Gibbs(scores, sp.OneOf(3))
+    >>> z = q.sample((5,), generator=torch.Generator().manual_seed(0))
+    >>> log_joint = torch.tensor([0.2, 0.3, 0.1]).log()[z]  # log p(x, z)
+    >>> bound = wake_wake(log_joint - q.log_prob(z), q.log_prob(z))
+    >>> (-bound.surrogate).backward()
+
+    Args:
+        log_weights: the logarithms of the weights of independent samples of q, with their gradients; samples come first,
+            at least 2, then the batch.
+        log_probs: the log-probabilities of the samples under q, with their gradient.
+
+    References:
+        - Reweighted wake-sleep (Bornschein & Bengio, 2015), section 2.3, https://arxiv.org/abs/1406.2751
+    """
+    calls = calls_of_samples(log_weights, log_probs)
+    with torch.no_grad():
+        bound = log_weights.logsumexp(0) - math.log(len(log_weights))
+        share = log_weights.softmax(0)
+        # Where no sample has a weight, there is nothing to learn.
+        share = torch.where(bound == -torch.inf, 0.0, share)
+    # Twice, since the weights have it with the other sign.
+    terms = torch.where(share == 0, 0.0, log_weights + 2 * log_probs)
+    return Bound.of(bound, (share * terms).sum(0), calls)
