@@ -180,6 +180,23 @@ def test_what_is_no_number_stays_in_its_row() -> None:
     (gradient,) = torch.autograd.grad(bound.surrogate.sum(), scores)
     assert gradient.isnan().any(-1).tolist() == [False, True, False]
     assert (gradient[2] < 0).all(), "what explains nothing should lose its score"
+    assert bound.surrogate.isnan().tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("level", [0.0, -1e3, -1e6, -1e30])
+def test_large_numbers_leave_weights_that_sum_to_one(level: float) -> None:
+    """In single precision: a bit that is the same in all of the best has no gradient, whatever the log-likelihood."""
+    scores = torch.tensor([[0.2, -0.1, 3.0, 0.05]], requires_grad=True)
+    table = torch.randn(16, generator=torch.Generator().manual_seed(0)) + level
+
+    def log_joint(z: Tensor, row: Tensor) -> Tensor:
+        return table[(z @ torch.tensor([1.0, 2.0, 4.0, 8.0])).long()]
+
+    (gradient,) = torch.autograd.grad(se.topk_bound(scores, sp.Bits(4), log_joint, 8).surrogate.sum(), scores)
+    exact = scores.detach().double().requires_grad_()
+    bound = se.topk_bound(exact, sp.Bits(4), lambda z, row: log_joint(z.float(), row).double(), 8)
+    torch.testing.assert_close(gradient.double(), torch.autograd.grad(bound.surrogate.sum(), exact)[0], rtol=0, atol=1e-6)
+    assert gradient[0, 2].abs() < 1e-6
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -188,6 +205,8 @@ def test_what_does_not_fit_is_refused() -> None:
         se.topk_bound(scores, structure, lambda z, row: z.sum(-1), 2.0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="k must be at least 1, got 0"):
         se.topk_bound(scores, structure, lambda z, row: z.sum(-1), 0)
+    with pytest.raises(TypeError, match="log_joint must be a function of atoms and rows, got float"):
+        se.topk_bound(scores, structure, 0.5, 2)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"log_joint must return one number per assignment, shape \(4,\), got \(4, 3\)"):
         se.topk_bound(scores, structure, lambda z, row: z, 2)
     with pytest.raises(TypeError, match=r"log_joint must return a floating-point torch.Tensor, got torch.int64"):

@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 def test_the_readme_runs() -> None:
     text = (ROOT / "README.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     assert text[: text.index("```python")].count("\n") < 30
     names: dict[str, object] = {}
     for block in blocks:

@@ -214,6 +214,10 @@ def test_every_method_learns(method: str) -> None:
     after = vae.validate(torch.Generator().manual_seed(0))
     assert after["elbo"] > before["elbo"] + 5
     assert after["elbo"] == pytest.approx(-after["rate"] - after["distortion"])
+    assert ("bound" in after) == (method in bitvector_vae.BOUNDS)
+    if method == "topk-bound":
+        assert after["bound"] > after["elbo"]
+        assert after["calls"] == vae.args.k
     assert ("exact" in after, "unsolved" in after) == (method.startswith("topk"), "sparsemap" in method)
 
 
@@ -361,6 +365,8 @@ def test_digits_are_there_by_default() -> None:
             {"method": "sfe", "solver": "systematic", "bit_order": "random"},
             "bit_order random is for the solver systematic of",
         ),
+        ({"method": "topk-bound", "entropy": 2}, "topk-bound has no entropy in what it trains, so entropy must be 1, got 2"),
+        ({"method": "wake-wake", "k": 1}, "wake-wake compares samples, so k must be at least 2, got 1"),
         ({"score_centre": "all"}, "score_centre must be one of none, batch, got 'all'"),
         ({"score_centre": "batch", "batch_size": 1}, "score_centre batch needs a batch_size of at least 2, got 1"),
         ({"score_temperature": 0.0}, "score_temperature must be more than 0, got 0.0"),

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import sparsum as sp
-from sparsum.solvers import AbstractSolver, Nested, Systematic
+from sparsum.solvers import AbstractSolver, ActiveSet, Nested, Systematic
 
 Bitwise = sp.Bits | sp.Budget | sp.Subset
 
@@ -205,3 +205,21 @@ def test_solvers_refuse_structures_that_they_do_not_take() -> None:
         sp.sparsemap(torch.zeros(1, 4), sp.Bits(4), solver=sp.solvers.Simplex())
     with pytest.raises(TypeError, match="solver must be a solver such as"):
         sp.sparsemap(torch.zeros(1, 4), sp.Bits(4), solver="nested")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("structure", "kind"),
+    [
+        (sp.Bits(4), Systematic),
+        (sp.Budget(4, 2), Systematic),
+        (sp.Subset(4, 2), Systematic),
+        (sp.Groups(2, 3), Nested),
+        (sp.Sequence(3, 2), ActiveSet),
+    ],
+    ids=repr,
+)
+def test_which_solver_a_structure_has_by_default(structure: sp.AbstractStructure, kind: type[AbstractSolver]) -> None:
+    t = scores(3, *structure.score_shape)
+    q, expected = (sp.sparsemap(t, structure, solver=solver) for solver in (None, kind()))
+    assert torch.equal(q.atoms, expected.atoms)
+    assert torch.equal(q.probs, expected.probs)

@@ -7,13 +7,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
 from sparsum.estimators._problem import Loss, Problem
+from sparsum.estimators._revalued import Revalued
 from sparsum.gibbs._gibbs import GIBBS_STRUCTURES
 from sparsum.structures import AbstractStructure
 from sparsum.structures._parts import Scores
@@ -139,7 +139,7 @@ class AbstractEstimator(torch.nn.Module, ABC):
         surrogate = found.surrogate.reshape(batch_shape)
         return Estimate(
             # Only the gradient of the surrogate counts, so its value may be one that says something.
-            surrogate=_Revalued.apply(surrogate, value),
+            surrogate=Revalued.apply(surrogate, value),
             value=value,
             calls=found.calls.reshape(batch_shape),
             distribution=found.distribution,
@@ -169,24 +169,6 @@ def _check_estimate(found: Estimate, problem: Problem) -> None:
         shape = tuple(getattr(found, name).shape)
         if math.prod(shape) != problem.n_rows:
             raise ValueError(f"estimate of {problem.name} must return a {name} of shape ({problem.n_rows},), got {shape}")
-
-
-class _Revalued(torch.autograd.Function):
-    """A tensor with another value; a sum with a difference of 0 would be NaN where the tensor overflows."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(surrogate: Tensor, value: Tensor) -> Tensor:
-        return value.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.dtype = inputs[0].dtype
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient.to(ctx.dtype), None
 
 
 def _takers(structure: AbstractStructure) -> list[str]:

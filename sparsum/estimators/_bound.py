@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sparsum.estimators._revalued import Revalued
+
 
 @dataclass(frozen=True)
 class Bound:
@@ -26,7 +28,7 @@ class Bound:
     def of(cls, value: Tensor, surrogate: Tensor, calls: Tensor) -> Bound:
         """The bound with this value, and with the gradient of the surrogate."""
         value = value.detach()
-        return cls(value + (surrogate - surrogate.detach()), value, calls)
+        return cls(Revalued.apply(surrogate, value), value, calls)
 
 
 def calls_of_samples(

@@ -33,8 +33,9 @@ def topk_bound(
     :math:`\xi` is `sparsum.topk_sparsemax`. Assignments rise that explain x better than their score tells, and bring their
     neighbours into S.
 
-    The best assignments differ in the parts that scores are least sure of: a part they are sure of is the same in all of S,
-    and is learned from other examples, whose scores are less sure of it.
+    The best assignments differ in the parts that scores are least sure of. A part they are sure of is the same in all of S,
+    and learns nothing from this example, be it right or wrong. That is for networks to make good, which learn it from
+    examples that they are less sure of; scores that are sure of the same in all of these stay as they are.
 
     >>> import sparsum as sp
     >>> scores = torch.tensor([[0.2, -0.1, 3.0]], requires_grad=True)
@@ -43,14 +44,14 @@ def topk_bound(
     >>> bound.value
     tensor([0.0363])
     >>> (-bound.surrogate).sum().backward()
-    >>> scores.grad.round(decimals=1)  # the first bit is to fall, the second to rise, and the third is as it should be
+    >>> scores.grad.round(decimals=1)  # the first bit is to fall and the second to rise; of the third S has one value
     tensor([[ 0.7000, -0.6000,  0.0000]])
 
     Args:
         scores: one score per part of the structure; -inf forbids.
         structure: the set of assignments.
         log_joint: called as ``log_joint(z, row)`` with packed assignments and the row of each, (n,), as the loss of an
-            estimator; returns log p(x, z) of each, (n,).
+            estimator; returns log p(x, z) of each, (n,). What is no number stays in its row.
         k: how many of the best assignments; each row has as many as it allows, if these are fewer.
 
     Returns:
@@ -67,6 +68,8 @@ def topk_bound(
     """
     check_structure(structure)
     check_number("k", k, least=1, is_whole=True)
+    if not callable(log_joint):
+        raise TypeError(f"log_joint must be a function of atoms and rows, got {type(log_joint).__name__}")
     bound, rows, batch_shape = structure.rows(scores)
     best, values = best_assignments(bound, rows, k)
     allowed = values.detach() > -torch.inf  # shape: (n_rows, n_best)
@@ -81,20 +84,17 @@ def topk_bound(
     atoms = best.flatten(0, 1)[positions_of(allowed.reshape(-1), n)]
     log_probs = segments.clear_padding(checked_values("log_joint", log_joint, atoms, segments.row))
     value = segments.logsumexp(log_probs)
-    lead = _posterior(log_probs.detach(), value.detach(), segments, allowed) - sparsemax(values.detach())
+    lead = _posterior(log_probs.detach(), allowed) - sparsemax(values.detach())
     learned = (lead * values.masked_fill(~allowed, 0.0)).sum(-1).to(value.dtype)
     return Bound.of(*(result.reshape(batch_shape) for result in (value, value + learned, calls)))
 
 
 def _posterior(
     log_probs: Tensor,  # shape: (n,)
-    value: Tensor,  # shape: (n_rows,)
-    segments: Segments,
     allowed: Tensor,  # shape: (n_rows, n_best)
 ) -> Tensor:
     """The posterior over the best assignments of each row, 0 for what is not allowed: (n_rows, n_best)."""
-    # Where nothing has mass, it is 0 everywhere, so that all that was thought to have some falls.
-    total = torch.where(value == -torch.inf, 0.0, value)
-    packed = (log_probs - total[segments.row]).exp()
     place = (allowed.reshape(-1).cumsum(0) - 1).clamp_min_(0).reshape(allowed.shape)
-    return torch.where(allowed, packed[place], 0.0)
+    terms = torch.where(allowed, log_probs[place], -torch.inf)
+    # Where nothing has mass, it is 0 everywhere, so that all that was thought to have some falls.
+    return torch.where((terms == -torch.inf).all(-1, keepdim=True), 0.0, terms.softmax(-1))

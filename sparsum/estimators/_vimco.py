@@ -35,6 +35,9 @@ def vimco(
             at least 2, then the batch.
         log_probs: the log-probabilities of the samples under q, with their gradient.
 
+    Returns:
+        The bound in the dtype of the weights, which should be float32 at least.
+
     References:
         - Variational inference for Monte Carlo objectives (Mnih & Rezende, 2016), equations 8 to 10,
           https://arxiv.org/abs/1602.06725

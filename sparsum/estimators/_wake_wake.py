@@ -38,6 +38,9 @@ def wake_wake(
             at least 2, then the batch.
         log_probs: the log-probabilities of the samples under q, with their gradient.
 
+    Returns:
+        The bound in the dtype of the weights, which should be float32 at least.
+
     References:
         - Reweighted wake-sleep (Bornschein & Bengio, 2015), section 2.3, https://arxiv.org/abs/1406.2751
     """

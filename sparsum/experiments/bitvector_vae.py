@@ -94,12 +94,8 @@ class Args(CommonArgs):
 
     @property
     def _is_systematic(self) -> bool:
-        """Whether atoms depend on the order of bits; so it is by default with a budget."""
-        return (self.method, self.solver) in {
-            ("sparsemap", "systematic"),
-            ("sparsemap-budget", "systematic"),
-            ("sparsemap-budget", ""),
-        }
+        """Whether atoms depend on the order of bits, as they do by default."""
+        return self.method in {"sparsemap", "sparsemap-budget"} and self.solver in {"", "systematic"}
 
     @property
     def structure(self) -> sp.Bits | sp.Budget:
@@ -257,14 +253,14 @@ class Model(torch.nn.Module):
         return Step(objective, {"loss": objective.detach(), **terms}, estimate.calls)
 
     def _bound_step(self, x: Tensor, generator: torch.Generator) -> Step:
-        bound = self._topk_bound(x) if self.method == "topk-bound" else self._wake_wake(x, generator)
+        bound = self.bound(x, generator)
         objective = -bound.surrogate.mean()
         return Step(objective, {"loss": objective.detach(), "bound": bound.value.mean()}, bound.calls)
 
-    def _topk_bound(self, x: Tensor) -> Bound:
-        return sp.estimators.topk_bound(self.scores(x), self.structure, self.log_joint(x), self.k)
-
-    def _wake_wake(self, x: Tensor, generator: torch.Generator) -> Bound:
+    def bound(self, x: Tensor, generator: torch.Generator) -> Bound:
+        """The bound of each image by which a method is trained that is one of `BOUNDS`."""
+        if self.method == "topk-bound":
+            return sp.estimators.topk_bound(self.scores(x), self.structure, self.log_joint(x), self.k)
         q = sp.Gibbs(self.scores(x), self.structure, validate_args=self.estimator.validate_args)
         samples = q.sample((self.k,), generator=generator)  # shape: (k, n, n_bits)
         row = torch.arange(len(x), device=x.device).repeat(self.k)
@@ -314,12 +310,19 @@ class BitvectorVAE(AbstractExperiment):
         return {"x": self.images.train.x[order[i * size : (i + 1) * size]]}
 
     def measure(self, generator: torch.Generator, split: str, limit: int | None) -> Totals:
-        """The ELBO and its parts, exact where the method is a sum, and else with one true sample per image."""
+        """The ELBO and its parts, exact where the method is a sum, and else with one true sample per image.
+
+        The bound, too, where that is what is trained: it is what calls are counted of.
+        """
         totals = Totals()
         n_each = self.args.batch_size * (1 if self.device.type == "cpu" else _GPU_BATCHES)
         for x in getattr(self.images, split).x[:limit].split(n_each):
             estimate = self.model.estimate(x, generator)
-            totals.add({**self.model.measures(estimate), "calls": estimate.calls})
+            measures = {**self.model.measures(estimate), "calls": estimate.calls}
+            if self.args.method in BOUNDS:
+                bound = self.model.bound(x, generator)
+                measures |= {"bound": bound.value, "calls": bound.calls}
+            totals.add(measures)
         return totals
 
     @torch.no_grad()

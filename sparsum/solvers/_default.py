@@ -10,11 +10,15 @@ from sparsum.structures import AbstractStructure, Bits, Budget, Groups, OneOf, S
 
 
 def default_solver(structure: AbstractStructure) -> AbstractSolver:
-    """A closed form where there is one: Nested for `Bits` and `Groups`, Systematic for `Budget` and `Subset`."""
+    """A closed form where there is one: Systematic for `Bits`, `Budget` and `Subset`, Nested for `Groups`.
+
+    `Bits` have both. The atoms of a nested split move together towards more ones, and training loses bits by it that the
+    systematic split keeps in use: docs/reproduction.md, "The default solver".
+    """
     if isinstance(structure, OneOf):
         return Simplex()
-    if isinstance(structure, Bits | Groups):
-        return Nested()
-    if isinstance(structure, Budget | Subset):
+    if isinstance(structure, Bits | Budget | Subset):
         return Systematic()
+    if isinstance(structure, Groups):
+        return Nested()
     return ActiveSet()
