@@ -12,7 +12,7 @@ from sparsum.structures import AbstractStructure, Bits, Budget, Groups, OneOf, S
 def default_solver(structure: AbstractStructure) -> AbstractSolver:
     """A closed form where there is one: Systematic for `Bits`, `Budget` and `Subset`, Nested for `Groups`.
 
-    `Bits` have both. The atoms of a nested split move together towards more ones, and training loses bits by it that the
+    `Bits` have both. The atoms of a nested split all grow together; in training some bits can be lost by it that a
     systematic split keeps in use: docs/reproduction.md, "The default solver".
     """
     if isinstance(structure, OneOf):
