@@ -26,6 +26,18 @@ def test_vimco_with_a_weight_of_zero() -> None:
         torch.testing.assert_close(signal[s], weights.mean().log() - replaced.mean().log())
 
 
+def test_vimco_where_all_weights_are_zero() -> None:
+    """A row without any has no gradient, and leaves the others theirs."""
+    log_weights = torch.tensor([[-torch.inf, 0.0], [-torch.inf, 1.0]], requires_grad=True)
+    log_probs = torch.zeros(2, 2, requires_grad=True)
+    bound = se.vimco(log_weights, log_probs)
+    assert bound.value[0] == bound.surrogate[0] == -torch.inf
+    of_weights, of_probs = torch.autograd.grad(bound.surrogate.sum(), (log_weights, log_probs))
+    assert of_weights[:, 0].eq(0).all()
+    assert of_probs[:, 0].eq(0).all()
+    torch.testing.assert_close(of_weights[:, 1], torch.tensor([0.0, 1.0]).softmax(0))
+
+
 def test_vimco_where_all_other_weights_are_zero() -> None:
     weights, probs = torch.tensor([2.0, 0.0]), torch.zeros(2, requires_grad=True)
     (signal,) = torch.autograd.grad(se.vimco(weights.log(), probs).surrogate, probs)

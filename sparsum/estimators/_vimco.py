@@ -44,6 +44,9 @@ def vimco(
     """
     calls = calls_of_samples(log_weights, log_probs)
     n = len(log_weights)
+    # Where no sample has a weight, there is nothing to learn: equal weights have no signal.
+    is_empty = (log_weights.detach() == -torch.inf).all(0)
+    log_weights = log_weights.masked_fill(is_empty, 0.0)
     bound = log_weights.logsumexp(0) - math.log(n)
     with torch.no_grad():
         fixed = log_weights.detach()
@@ -54,4 +57,4 @@ def vimco(
         baseline = replaced.logsumexp(1) - math.log(n)
         # Where all others have weight 0, any number will do that does not depend on the sample.
         signal = bound.detach() - torch.where(baseline == -torch.inf, 0.0, baseline)
-    return Bound.of(bound, bound + (signal * log_probs).sum(0), calls)
+    return Bound.of(bound.masked_fill(is_empty, -torch.inf), bound + (signal * log_probs).sum(0), calls)
