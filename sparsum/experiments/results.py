@@ -71,11 +71,12 @@ def write_records(
         file = out / _path(record)
         other = records.get(file) or _written(file)
         if other is not None and (file in records or _told(other) != _told(record)):
-            problems.append(f"{run.path} would be {file}, as another run with {_difference(other, record)}")
+            seen = f"as another run with {_difference(other, record)}"
+            problems.append(f"{run.path} would be {file}, {seen}; other settings of a method need a --variant")
         records[file] = record
         folders.setdefault(file.parent, []).append(run)
     if problems:
-        raise ValueError("\n".join([*problems, "nothing was written; other settings of a method need a --variant"]))
+        raise ValueError("\n".join([*problems, "nothing was written"]))
     texts = {file: _text(record) for file, record in records.items()}
     if latent:
         texts |= _views(folders, data_dir)
