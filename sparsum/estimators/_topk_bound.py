@@ -70,8 +70,8 @@ def topk_bound(
     check_number("k", k, least=1, is_whole=True)
     if not callable(log_joint):
         raise TypeError(f"log_joint must be a function of atoms and rows, got {type(log_joint).__name__}")
-    bound, rows, batch_shape = structure.rows(scores)
-    best, values = best_assignments(bound, rows, k)
+    structure, rows, batch_shape = structure.rows(scores)  # bound to these rows
+    best, values = best_assignments(structure, rows, k)
     allowed = values.detach() > -torch.inf  # shape: (n_rows, n_best)
     flat = flatten_parts(rows)
     is_bad = is_unusable(flat) | ~allowed.any(-1)

@@ -25,18 +25,15 @@ def wake_wake(
     q does not climb the bound but learns to be the posterior, by the cross-entropy on weighted samples. That is no score
     function, and needs no baseline. `topk_bound` has the best assignments in the place of samples, and no noise.
 
-    >>> import sparsum as sp
-    >>> scores = torch.zeros(3, requires_grad=True)
-    >>> q = sp.Gibbs(scores, sp.OneOf(3))
-    >>> z = q.sample((5,), generator=torch.Generator().manual_seed(0))
-    >>> log_joint = torch.tensor([0.2, 0.3, 0.1]).log()[z]  # log p(x, z)
-    >>> bound = wake_wake(log_joint - q.log_prob(z), q.log_prob(z))
-    >>> (-bound.surrogate).backward()
+    >>> log_joint = torch.tensor([-1.0, -3.0])  # log p(x, z) of two samples of q
+    >>> log_q = torch.tensor([-0.7, -0.7], requires_grad=True)
+    >>> wake_wake(log_joint - log_q, log_q).surrogate.backward()
+    >>> log_q.grad  # their shares
+    tensor([0.8808, 0.1192])
 
     Args:
-        log_weights: the logarithms of the weights of independent samples of q, with their gradients; samples come first,
-            at least 2, then the batch.
-        log_probs: the log-probabilities of the samples under q, with their gradient.
+        log_weights: as for `vimco`.
+        log_probs: as for `vimco`.
 
     Returns:
         The bound in the dtype of the weights, which should be float32 at least.
