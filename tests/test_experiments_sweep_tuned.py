@@ -26,12 +26,13 @@ def _own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def pretend(run: PlannedRun, value: float, *, epochs: int = 2) -> None:
-    """Write a run without training, with the criterion at its last epoch."""
+def pretend(run: PlannedRun, value: float, *, epochs: int = 2, **others: float) -> None:
+    """Write a run without training, with the criterion at its last epoch, and what else was measured at each."""
     folder = RunFolder(run.folder)
     folder.create(run.experiment, run.args)
     for epoch in range(epochs):
-        validation = {"elbo": value if epoch == epochs - 1 else 0.0}  # the best of all, were it not for the last one
+        # The best of all, were it not for the last one.
+        validation = {"elbo": value if epoch == epochs - 1 else 0.0, **others}
         folder.add_metrics({"epoch": epoch, "validation": validation, "calls": {"mean": 1.0}, "seconds": 3.0})
     folder.save("last", {"place": {"epoch": epochs}})
 
@@ -97,6 +98,22 @@ def test_another_metric_of_the_last_epoch_decides() -> None:
         lines[-1]["validation"]["accuracy"] = accuracy
         (run.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert chosen(by="accuracy")[0].values == {"lr": 0.2}
+
+
+def _plan_of_bits(method: str) -> list[PlannedRun]:
+    return make_plan("bitvector-vae", [method], {"epochs": 2, "bits": 4}, {"lr": RATES}, 1, Path("grid"))
+
+
+def test_a_method_that_is_trained_by_a_bound_is_chosen_by_it() -> None:
+    for method in ("topk", "topk-bound"):
+        for run, elbo, value in zip(_plan_of_bits(method), (-1.0, -2.0), (-0.6, -0.5), strict=True):
+            pretend(run, elbo, bound=value)
+    topk, bound = chosen(["topk", "topk-bound"], experiment="bitvector-vae", bits=4)
+    assert str(topk).startswith("topk: lr 0.1 (validation elbo -1,")
+    assert str(bound).startswith("topk-bound: lr 0.2 (validation bound -0.5,")
+    assert chosen(["topk-bound"], experiment="bitvector-vae", bits=4, by="elbo")[0].values == {"lr": 0.1}
+    plan = [run for method in ("topk", "topk-bound") for run in _plan_of_bits(method)]
+    assert [summary.setting["lr"] for summary in sweeping.best_settings(plan)] == [0.1, 0.2]
 
 
 def test_runs_that_are_not_evaluated_are_named_with_what_to_do() -> None:

@@ -80,8 +80,10 @@ class AbstractExperiment(ABC):
     name: ClassVar[str]
     #: The methods it can be trained with.
     methods: ClassVar[tuple[str, ...]]
-    #: The term by which a model is chosen on the validation data, the larger the better.
+    #: The term of the validation data by which methods are compared, the larger the better.
     criterion: ClassVar[str]
+    #: For methods that are trained for something else, the term by which models and settings of them are chosen.
+    own_criteria: ClassVar[Mapping[str, str]] = {}
     #: What else it can be chosen by, of what `evaluate` measures: 1 if the larger is the better, -1 if the smaller is.
     judges: ClassVar[Mapping[str, int]]
 
@@ -92,6 +94,11 @@ class AbstractExperiment(ABC):
     n_steps: int
     #: How many examples of a step count their calls.
     n_calls_per_step: int
+
+    @classmethod
+    def criterion_of(cls, method: str) -> str:
+        """The term by which models and settings of a method are chosen on the validation data, the larger the better."""
+        return cls.own_criteria.get(method, cls.criterion)
 
     @property
     def estimator(self) -> Any:

@@ -275,6 +275,7 @@ class BitvectorVAE(AbstractExperiment):
     name: ClassVar[str] = "bitvector-vae"
     methods: ClassVar[tuple[str, ...]] = tuple(ESTIMATORS)
     criterion: ClassVar[str] = "elbo"
+    own_criteria: ClassVar[Mapping[str, str]] = dict.fromkeys(BOUNDS, "bound")
     judges: ClassVar[Mapping[str, int]] = {f"bits_per_dim_{way}": -1 for way in ("paper", "proposal", "annealed")}
     args: Args
 

@@ -12,7 +12,7 @@ from lightning_fabric import Fabric
 
 from sparsum.experiments._experiment import CommonArgs
 from sparsum.experiments._watch import LiveLine
-from sparsum.experiments.registry import WrongUseError, experiment_class, make_args, make_experiment, restore_args
+from sparsum.experiments.registry import WrongUseError, make_args, make_experiment, restore_args
 from sparsum.experiments.runs import RunFolder
 from sparsum.experiments.train import CHECKPOINT_SECONDS, Training
 
@@ -48,7 +48,8 @@ def run(
             folder.update_args(args)
         else:
             folder.create(name, args)
-        with LiveLine(f"{name} {method} seed {args.seed}", args.epochs, experiment_class(name).criterion) as line:
+        criterion = experiment.criterion_of(args.method)
+        with LiveLine(f"{name} {method} seed {args.seed}", args.epochs, criterion) as line:
             return folder, Training(experiment, folder, fabric, line, checkpoint_seconds).run()
 
 

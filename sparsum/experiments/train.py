@@ -226,10 +226,11 @@ class Training:
             "peak_memory_mb": round(_peak_memory_mb(self.fabric.device), 1),
         }
         self.folder.add_metrics(line)
-        is_best = validation[experiment.criterion] > place.best
+        score = validation[experiment.criterion_of(experiment.args.method)]
+        is_best = score > place.best
         self.place = _Place(
             epoch=place.epoch + 1,
-            best=max(place.best, validation[experiment.criterion]),
+            best=max(place.best, score),
             seconds=place.seconds + place.epoch_seconds,
         )
         self.record = self._new_record()

@@ -25,6 +25,7 @@ from sparsum.experiments.report._sections import without_repetitions as without_
 from sparsum.experiments.report._summary import Statistic as Statistic
 from sparsum.experiments.report._summary import Summary as Summary
 from sparsum.experiments.report._summary import best_by_method as best_by_method
+from sparsum.experiments.report._summary import criteria_text as criteria_text
 from sparsum.experiments.report._summary import statistic as statistic
 from sparsum.experiments.report._summary import summarise as summarise
 from sparsum.experiments.report._tables import rich_tables as rich_tables

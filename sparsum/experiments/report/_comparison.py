@@ -92,7 +92,7 @@ def _best(rows: Sequence[Row], section: Section) -> list[Row]:
 
     Where some settings of a method were evaluated, it is the best of these.
     """
-    tested = best_by_method([summary for summary in section.summaries if summary.test], section.criterion)
+    tested = best_by_method([summary for summary in section.summaries if summary.test], section.experiment)
     best = {summary.method: summary for summary in (*section.best, *tested)}
     chosen = {record.path for summary in best.values() for record in summary.records}
     return [row for row in rows if row.method not in best or any(run.path in chosen for run in (*row.runs, *row.left_out))]

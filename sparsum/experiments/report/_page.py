@@ -187,7 +187,7 @@ def _drawn_settings(section: Section) -> Markup:
     if not chosen:
         return Markup("")
     text = (
-        f"Each method is drawn at the setting with the best {section.criterion} on the validation data. {'; '.join(chosen)}."
+        f"Each method is drawn at the setting with the best {section.criteria} on the validation data. {'; '.join(chosen)}."
     )
     return element("p", text, class_="soft")
 

@@ -76,9 +76,7 @@ def _note(text: str) -> Markup:
 
 
 def _best_only(section: Section, kind: str = "") -> Markup:
-    text = (
-        f"Of each method the {kind}setting with the best {section.criterion} on the validation data; all are listed below."
-    )
+    text = f"Of each method the {kind}setting with the best {section.criteria} on the validation data; all are listed below."
     return element("p", text, class_="soft")
 
 

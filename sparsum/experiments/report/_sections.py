@@ -9,7 +9,7 @@ from typing import Any
 
 from sparsum.experiments.registry import NAMES, WrongUseError, experiment_class, with_defaults
 from sparsum.experiments.report._records import RunRecord, read_runs, rounded
-from sparsum.experiments.report._summary import Summary, best_by_method, summarise
+from sparsum.experiments.report._summary import Summary, best_by_method, criteria_text, summarise
 
 #: What says where a run was made, and not what it is.
 PLACES = {"seed", "device", "data_dir"}
@@ -22,7 +22,7 @@ class Section:
     Args:
         experiment: its name.
         data: the name of the data set.
-        criterion: the validation metric by which settings are chosen.
+        criterion: the validation metric by which methods are compared.
         summaries: one for each method and setting that has measured something, the runs of a method together.
         records: all of its runs.
         bits: of the latent variable; None where it has none.
@@ -44,7 +44,12 @@ class Section:
     @property
     def best(self) -> list[Summary]:
         """The best setting of each method."""
-        return best_by_method(self.summaries, self.criterion)
+        return best_by_method(self.summaries, self.experiment)
+
+    @property
+    def criteria(self) -> str:
+        """What the best settings are chosen by, in words."""
+        return criteria_text(self.experiment, self.summaries)
 
 
 def read_sections(places: Iterable[pathlib.Path]) -> tuple[list[Section], list[str]]:

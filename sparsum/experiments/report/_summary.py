@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sparsum.experiments.registry import experiment_class
 from sparsum.experiments.report._records import RunRecord
 
 # What is larger, of a run that diverged, is shown with an exponent.
@@ -125,19 +126,29 @@ def unfinished_note(summaries: Iterable[Summary], beginning: str) -> str:
     return f"{beginning}: {'; '.join(found)}." if found else ""
 
 
-def best_by_method(summaries: Iterable[Summary], criterion: str) -> list[Summary]:
-    """For each method its best setting: the one with the largest mean of the criterion on the validation data.
+def best_by_method(summaries: Iterable[Summary], experiment: str) -> list[Summary]:
+    """For each method of an experiment its best setting: that with the largest mean of its criterion on validation data.
 
     The value is that of the last epoch, not of the best one, which would reward noise. A setting of which runs failed or
     are not finished is taken only where no setting of the method is complete: the seeds that failed may be the bad ones.
     One of which no run is finished is taken only where no other has a finished one.
     """
+    criterion_of = experiment_class(experiment).criterion_of
     best: dict[str, Summary] = {}
     for summary in summaries:
+        criterion = criterion_of(summary.method)
         other = best.get(summary.method)
         if other is None or rank(summary, criterion) > rank(other, criterion):
             best[summary.method] = summary
     return list(best.values())
+
+
+def criteria_text(experiment: str, summaries: Iterable[Summary]) -> str:
+    """What `best_by_method` chooses by, in words."""
+    kind = experiment_class(experiment)
+    criteria = {summary.method: kind.criterion_of(summary.method) for summary in summaries}
+    others = [f"{method}: {criterion}" for method, criterion in criteria.items() if criterion != kind.criterion]
+    return f"{kind.criterion} ({', '.join(others)})" if others else kind.criterion
 
 
 def rank(summary: Summary, criterion: str) -> tuple[bool, bool, float]:

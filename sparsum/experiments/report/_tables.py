@@ -10,6 +10,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from sparsum.experiments.registry import experiment_class
 from sparsum.experiments.report._columns import columns_of
 from sparsum.experiments.report._sections import Section, read_sections
 from sparsum.experiments.report._summary import Statistic, Summary, best_by_method, fixed
@@ -45,8 +46,9 @@ def cells(summaries: Sequence[Summary], criterion: str, splits: Sequence[str] = 
 class _Fitting:
     """The tables of all metrics where the terminal is wide enough for them, or else a small one."""
 
-    def __init__(self, title: str, summaries: Sequence[Summary], criterion: str) -> None:
-        self.title, self.summaries, self.criterion = title, summaries, criterion
+    def __init__(self, title: str, summaries: Sequence[Summary], experiment: str) -> None:
+        self.title, self.summaries, self.experiment = title, summaries, experiment
+        self.criterion = experiment_class(experiment).criterion
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         used = [split for split in _SPLITS if any(_metrics(summary, split) for summary in self.summaries)]
@@ -55,18 +57,18 @@ class _Fitting:
             for split, each in lines.items():
                 yield _rich_table(f"{self.title}: {split}", each)
             return
-        best = best_by_method(self.summaries, self.criterion)
+        best = best_by_method(self.summaries, self.experiment)
         kind = "" if len(best) == len(self.summaries) else ", the best setting of each method"
         yield _rich_table(f"{self.title}{kind}", _headline_cells(best, self.criterion))
         yield Text("A wider terminal shows all metrics and settings.\n", style="dim")
 
 
-def rich_tables(title: str, summaries: Sequence[Summary], criterion: str) -> Group:
+def rich_tables(title: str, summaries: Sequence[Summary], experiment: str) -> Group:
     """For the terminal: a table of the validation metrics, and one of the test metrics if there are any.
 
     Where they do not fit, a single one of what methods are compared by: numbers that are folded cannot be read.
     """
-    return Group(_Fitting(title, summaries, criterion))
+    return Group(_Fitting(title, summaries, experiment))
 
 
 def summary_table(runs: Iterable[pathlib.Path]) -> Group:
@@ -79,7 +81,7 @@ def sections_table(sections: Sequence[Section], problems: Sequence[str]) -> Grou
     shown: list[Group | Text] = []
     for section in sections:
         if section.summaries:
-            shown.append(rich_tables(section.title, section.summaries, section.criterion))
+            shown.append(rich_tables(section.title, section.summaries, section.experiment))
         else:
             shown.append(Text(f"{section.title}: no epoch is finished yet"))
     return Group(*shown, *(Text(f"left out: {problem}") for problem in problems))

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from sparsum.experiments._watch import in_words
 from sparsum.experiments.registry import WrongUseError, experiment_class
-from sparsum.experiments.report import RunRecord, Summary, best_by_method, read_run, rich_tables, summarise
+from sparsum.experiments.report import RunRecord, Summary, best_by_method, criteria_text, read_run, rich_tables, summarise
 from sparsum.experiments.running import device_of
 from sparsum.experiments.sweep._board import Board
 from sparsum.experiments.sweep._estimate import Estimate, estimate_plan
@@ -56,7 +56,7 @@ def sweep_command(
         plan_only: list the runs, start none.
         evaluate: measure each run on the test data when it is trained.
         tuned_by: the folder of an earlier sweep, of which each method takes its best setting.
-        by: the metric that decides which is the best; None for the experiment's criterion.
+        by: the metric that decides which is the best; None for each method's criterion.
 
     Returns:
         0 if all runs are finished, 1 if some have failed, 130 if the sweep was stopped.
@@ -92,14 +92,14 @@ def sweep_command(
 def best_settings(plan: Sequence[PlannedRun]) -> list[Summary]:
     """For each method of a plan its best setting, with the statistics over its seeds.
 
-    It is chosen by the mean over seeds of the experiment's criterion on the validation data at the last epoch, among the
+    It is chosen by the mean over seeds of the method's criterion on the validation data at the last epoch, among the
     settings of which all runs are finished where there is one; see `best_by_method`.
     """
     groups: dict[tuple[str, str], list[PlannedRun]] = {}
     for run in plan:
         groups.setdefault((run.method, repr(run.setting)), []).append(run)
     found = [summarise(runs[0].method, runs[0].setting, _records(runs), len(runs)) for runs in groups.values()]
-    return best_by_method(filter(None, found), experiment_class(plan[0].experiment).criterion) if plan else []
+    return best_by_method(filter(None, found), plan[0].experiment) if plan else []
 
 
 def print_plan(estimates: Sequence[Estimate], jobs: int, console: Console) -> None:
@@ -124,11 +124,12 @@ def print_results(plan: Sequence[PlannedRun], entries: Sequence[Entry], console:
     """The best setting of each method over its seeds, and the runs that failed, with their reasons."""
     best = best_settings(plan)
     if best:
-        criterion = experiment_class(plan[0].experiment).criterion
+        experiment = plan[0].experiment
         has_choice = len({(run.method, repr(run.setting)) for run in plan}) > len({run.method for run in plan})
-        choice = f", the setting of each method with the best validation {criterion}" if has_choice else ""
-        title = f"{plan[0].experiment}{choice}"
-        console.print(rich_tables(title, best, criterion))
+        criteria = criteria_text(experiment, best)
+        choice = f", the setting of each method with the best validation {criteria}" if has_choice else ""
+        title = f"{experiment}{choice}"
+        console.print(rich_tables(title, best, experiment))
     for entry in entries:
         if entry.phase is Phase.FAILED:
             _say(console, f"failed: {entry.run.key}: {entry.reason}")

@@ -89,12 +89,12 @@ def tuned_settings(
         folder: where the earlier runs are.
         out: where the new runs go.
         by: the metric that decides, which an evaluation on the validation data may have measured; by default the
-            experiment's criterion.
+            criterion of each method.
 
     Raises:
         WrongUseError: if runs are missing, not finished or not evaluated, or nothing was tuned.
     """
-    judge = _judge(experiment, by)
+    _check_judge(experiment, by)
     given = {name: value for name, value in options.items() if value is not None}
     for method in methods or experiment_class(experiment).methods[:1]:
         _check_names(experiment, method, given)
@@ -107,7 +107,7 @@ def tuned_settings(
     missing = [text for method in methods for text in _missing(earlier, method)]
     if missing or not methods:
         _refuse(folder, missing or [f"there is no run of {earlier.title}"])
-    return [_choice(experiment, method, given, grid, earlier, judge) for method in methods]
+    return [_choice(experiment, method, given, grid, earlier, _judge(experiment, method, by)) for method in methods]
 
 
 @dataclass(frozen=True)
@@ -146,13 +146,18 @@ def _check_alike(method: str, earlier: _Earlier) -> None:
         )
 
 
-def _judge(experiment: str, by: str | None) -> _Judge:
+def _check_judge(experiment: str, by: str | None) -> None:
+    """Raise if a metric is none that can decide."""
     kind = experiment_class(experiment)
-    known = {kind.criterion: 1, **kind.judges}
+    known = (kind.criterion, *kind.judges)
     if by is not None and by not in known:
         raise WrongUseError(f"--by must be one of {', '.join(known)} for {experiment}, got {by!r}")
-    name = by or kind.criterion
-    return _Judge(name, known[name])
+
+
+def _judge(experiment: str, method: str, by: str | None) -> _Judge:
+    """What decides: by default the criterion of the method."""
+    kind = experiment_class(experiment)
+    return _Judge(by or kind.criterion_of(method), kind.judges.get(by or "", 1))
 
 
 def _check_names(experiment: str, method: str, given: dict[str, Any]) -> None:
