@@ -117,6 +117,15 @@ def test_bits_per_pixel_by_annealing(
     metrics = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert metrics["n_annealed"] == 3
     assert 0 < metrics["bits_per_dim_annealed_se"] < metrics["bits_per_dim_annealed"] < 5
+    # What took long is not lost by an evaluation without it, but by one of a model that was trained on.
+    file = tmp_path / "run" / "evaluation.json"
+    assert sparsum(monkeypatch, "evaluate", "run", "--samples", "2") == 0
+    assert json.loads(file.read_text()) == metrics
+    for earlier in (json.dumps(metrics | {"epochs": 7.0}), "{", "[]"):
+        file.write_text(earlier)
+        assert sparsum(monkeypatch, "evaluate", "run", "--samples", "2") == 0
+        assert "n_annealed" not in json.loads(file.read_text())
+    assert sparsum(monkeypatch, "evaluate", "run", "--samples", "2", "--annealed", "3") == 0
     assert sparsum(monkeypatch, "report", "run", "--markdown") == 0
     table = capsys.readouterr().out
     assert "bits/dim, annealed" in table

@@ -71,7 +71,7 @@ By = Annotated[
         metavar="METRIC",
         help="What --tuned-by goes by. bitvector-vae: elbo, or bits_per_dim_paper, bits_per_dim_proposal or "
         "bits_per_dim_annealed, as evaluate --split validation has measured them; ssvae: elbo, accuracy; signal-game: "
-        "success, expected_success. [default: the first]",
+        "success, expected_success. [default: the first; topk-bound, wake-wake: the bound they are trained by]",
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from sparsum.experiments._experiment import AbstractExperiment
-from sparsum.experiments._files import write_json
+from sparsum.experiments._files import read_json, write_json
 from sparsum.experiments._seeds import generator_for
 from sparsum.experiments.registry import WrongUseError, make_experiment, restore_args
 from sparsum.experiments.running import device_of
@@ -33,6 +33,8 @@ def evaluate_run(
     progress: Callable[[float], None] | None = None,
 ) -> dict[str, float]:
     """The metrics of a run's model, also written to its folder if they are of all test or validation data.
+
+    What an earlier evaluation of the same model has annealed stays there, unless it is annealed again.
 
     Args:
         path: the folder of the run.
@@ -58,8 +60,20 @@ def evaluate_run(
     if wrong := [name for name, value in metrics.items() if not math.isfinite(value)]:
         raise ValueError(f"{path} has measured no finite number for {', '.join(wrong)}; its weights may be none")
     if limit is None:
-        write_json(path / _file_name(split, checkpoint), metrics | {"epochs": n_epochs, "n_samples": n_samples})
+        file = path / _file_name(split, checkpoint)
+        kept = {} if n_annealed else _annealed_before(file, n_epochs)
+        write_json(file, kept | metrics | {"epochs": n_epochs, "n_samples": n_samples})
     return metrics
+
+
+def _annealed_before(file: pathlib.Path, n_epochs: float) -> dict[str, float]:
+    """What an earlier evaluation of the same model found by annealing, which takes longer than all the rest."""
+    try:
+        earlier = read_json(file)
+        is_same = earlier["epochs"] == n_epochs
+    except (OSError, LookupError, TypeError, ValueError):
+        return {}  # nothing, or nothing that can be read
+    return {name: value for name, value in earlier.items() if "annealed" in name} if is_same else {}
 
 
 def _file_name(split: str, checkpoint: str) -> str:

@@ -24,6 +24,7 @@ _ONLY_FOR = {
     "bit_order": {"sparsemap", "sparsemap-budget"},
     "budget": {"sparsemap-budget"},
 }
+_NOT_FOR = {"entropy": {"topk-bound", "wake-wake"}}
 
 
 def settings_note(experiment: str, rows: Sequence[Row]) -> str:
@@ -48,6 +49,8 @@ def setting_text(method: str, setting: Mapping[str, Any]) -> str:
 
     >>> setting_text("topk", {"lr": 0.002, "solver": "", "temperature_decay": 1e-05})
     'lr 0.002'
+    >>> setting_text("wake-wake", {"lr": 0.002, "entropy": 1.0})  # of which the second is no part of what it trains
+    'lr 0.002'
     """
     return _text(setting, [name for name, value in setting.items() if _is_used(method, name, value)])
 
@@ -59,7 +62,9 @@ def _used(row: Row) -> dict[str, Any]:
 
 def _is_used(method: str, name: str, value: Any) -> bool:
     """Not where the method itself chose, which is another value for each."""
-    return name not in _HIDDEN and value not in (None, "") and method in _ONLY_FOR.get(name, {method})
+    if name in _HIDDEN or value in (None, ""):
+        return False
+    return method in _ONLY_FOR.get(name, {method}) and method not in _NOT_FOR.get(name, ())
 
 
 def _changed(experiment: str, row: Row) -> set[str]:
