@@ -367,6 +367,8 @@ def test_digits_are_there_by_default() -> None:
         ),
         ({"method": "topk-bound", "entropy": 2}, "topk-bound has no entropy in what it trains, so entropy must be 1, got 2"),
         ({"method": "wake-wake", "k": 1}, "wake-wake compares samples, so k must be at least 2, got 1"),
+        ({"budget": 0}, "budget must be from 1 to 6, the number of bits, got 0"),
+        ({"budget": 7}, "budget must be from 1 to 6, the number of bits, got 7"),
         ({"score_centre": "all"}, "score_centre must be one of none, batch, got 'all'"),
         ({"score_centre": "batch", "batch_size": 1}, "score_centre batch needs a batch_size of at least 2, got 1"),
         ({"score_temperature": 0.0}, "score_temperature must be more than 0, got 0.0"),

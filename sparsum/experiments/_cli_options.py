@@ -44,6 +44,7 @@ K = Annotated[
     int | None,
     typer.Option("--k", min=1, help="topk, topk-bound, sum-and-sample, wake-wake: how many assignments."),
 ]
+Budget = Annotated[int | None, typer.Option(min=1, help="sparsemap-budget: how many bits may be 1. [default: half of them]")]
 Solver = Annotated[str | None, typer.Option(help="sparsemap: nested, systematic or active-set.")]
 BitOrder = Annotated[str | None, typer.Option(help="sparsemap, solver systematic: fixed, random or sorted. [fixed]")]
 ScoreTemperature = Annotated[float | None, typer.Option(help="bitvector-vae: what scores are divided by. [default: 1]")]

@@ -75,6 +75,8 @@ class Args(CommonArgs):
             )
         if self.solver not in SOLVERS:
             raise ValueError(f"solver must be one of {', '.join(filter(None, SOLVERS))}, got {self.solver!r}")
+        if self.budget is not None and not 1 <= self.budget <= self.bits:
+            raise ValueError(f"budget must be from 1 to {self.bits}, the number of bits, got {self.budget}")
         if (self.method, self.solver) == ("sparsemap-budget", "nested"):
             raise ValueError("the solver nested ignores a budget: use systematic or active-set for sparsemap-budget")
         if self.bit_order not in BIT_ORDERS:
