@@ -114,8 +114,18 @@ class Segments:
 
     def logsumexp(self, values: Tensor) -> Tensor:
         """Logarithm of the summed exponentials of each row of ``values`` of shape (n,); an empty row gives -inf."""
-        peak = torch.nan_to_num(self.max(values), posinf=0.0, neginf=0.0)
+        peak = self._peak(values)
         return self.sum((values - peak[self.row]).exp()).log() + peak
+
+    def softmax(self, values: Tensor) -> Tensor:
+        """The share of each entry in the summed exponentials of its row: (n,); 0 where all of them are 0."""
+        powers = (values - self._peak(values)[self.row]).exp()
+        total = self.sum(powers)
+        return powers / torch.where(total == 0, 1.0, total)[self.row]
+
+    def _peak(self, values: Tensor) -> Tensor:
+        """What to take off so that exponentials are numbers."""
+        return torch.nan_to_num(self.max(values), posinf=0.0, neginf=0.0)
 
 
 def read_sizes(n: Tensor, *others: Tensor, most: int) -> list[int]:

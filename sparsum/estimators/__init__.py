@@ -2,8 +2,8 @@
 
 Exact sums (`Dense`, `Sparse`, `TopK`, `SparseMAP`), score functions (`ScoreFunction`, `SelfCritic`, `NVIL`, `LeaveOneOut`,
 `SumAndSample`, `UnorderedSet`), with relaxed control variates (`Rebar`, `Relax`), for bits (`Arm`, `Disarm`), and biased
-relaxations (`GumbelSoftmax`, `StraightThrough`, `ReinMax`, `Imle`). `topk_bound`, `wake_wake` and `vimco` are
-objectives of their own.
+relaxations (`GumbelSoftmax`, `StraightThrough`, `ReinMax`, `Imle`). `topk_bound`, `distinct_bound`, `wake_wake` and `vimco`
+are objectives of their own.
 """
 
 from sparsum.estimators._abstract import AbstractEstimator as AbstractEstimator
@@ -14,6 +14,7 @@ from sparsum.estimators._baselines import RunningMean as RunningMean
 from sparsum.estimators._bound import Bound as Bound
 from sparsum.estimators._control_variates import Rebar as Rebar
 from sparsum.estimators._control_variates import Relax as Relax
+from sparsum.estimators._distinct_bound import distinct_bound as distinct_bound
 from sparsum.estimators._imle import Imle as Imle
 from sparsum.estimators._imle import PerturbAndMap as PerturbAndMap
 from sparsum.estimators._problem import Problem as Problem

@@ -15,8 +15,9 @@ Method = Annotated[
     typer.Argument(
         help="How the sum over the latent variable is made: exactly over few assignments (sparse, entmax15, topk, "
         "topk-bound, sparsemap, sparsemap-budget) or over all (dense); by samples with a running mean (sfe), a second one "
-        "(sfe-plus) or a network (nvil) as baseline, or by weighted ones (wake-wake); partly exactly (sum-and-sample); "
-        "relaxed (gumbel, st-gumbel); in the signal game also with the 0/1 loss of a sampled answer (sfe-01, sfe-plus-01). "
+        "(sfe-plus) or a network (nvil) as baseline, or by weighted ones (wake-wake); partly exactly (distinct-bound, "
+        "sum-and-sample); relaxed (gumbel, st-gumbel); in the signal game also with the 0/1 loss of a sampled answer "
+        "(sfe-01, sfe-plus-01). "
         "A wrong one lists those of the experiment."
     ),
 ]
@@ -42,7 +43,7 @@ Every = Annotated[int | None, typer.Option(min=1, help="Gumbel methods: steps be
 Bits = Annotated[int | None, typer.Option(min=1, help="bitvector-vae: the number of bits.")]
 K = Annotated[
     int | None,
-    typer.Option("--k", min=1, help="topk, topk-bound, sum-and-sample, wake-wake: how many assignments."),
+    typer.Option("--k", min=1, help="topk, topk-bound, distinct-bound, wake-wake, sum-and-sample: how many assignments."),
 ]
 Budget = Annotated[int | None, typer.Option(min=1, help="sparsemap-budget: how many bits may be 1. [default: half of them]")]
 Solver = Annotated[str | None, typer.Option(help="sparsemap: nested, systematic or active-set.")]
@@ -72,7 +73,7 @@ By = Annotated[
         metavar="METRIC",
         help="What --tuned-by goes by. bitvector-vae: elbo, or bits_per_dim_paper, bits_per_dim_proposal or "
         "bits_per_dim_annealed, as evaluate --split validation has measured them; ssvae: elbo, accuracy; signal-game: "
-        "success, expected_success. [default: the first; topk-bound, wake-wake: the bound they are trained by]",
+        "success, expected_success. [default: the first, or the bound that a method is trained by]",
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]

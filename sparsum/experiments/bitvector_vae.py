@@ -45,7 +45,8 @@ class Args(CommonArgs):
 
     Args:
         bits: the number of bits D.
-        k: for topk, the largest number of atoms; for topk-bound and wake-wake, how many atoms or samples there are.
+        k: for topk, the largest number of atoms; for topk-bound and wake-wake, how many atoms or samples there are;
+            for distinct-bound, how many different samples there may be.
         budget: for sparsemap-budget, how many bits may be 1; None for half of them.
         solver: for sparsemap and sparsemap-budget: nested, systematic or active-set; by default the structure's own.
         bit_order: for the solver systematic, whose atoms depend on it: fixed, random (another one for each image at each
@@ -128,6 +129,7 @@ ESTIMATORS: dict[str, Callable[[Args, int], AbstractEstimator]] = {
     "sfe-plus": lambda _, __: sp.estimators.SelfCritic(),
     "nvil": lambda _, n_pixels: sp.estimators.NVIL(n_pixels),
     "wake-wake": lambda *_: sp.estimators.ScoreFunction(baseline=False),
+    "distinct-bound": lambda *_: sp.estimators.ScoreFunction(baseline=False),
     "gumbel": lambda args, _: sp.estimators.GumbelSoftmax(args.temperature()),
     "st-gumbel": lambda args, _: sp.estimators.StraightThrough(args.temperature()),
     "dense": lambda args, n_pixels: sp.estimators.Dense(chunk_size=_chunk_size(args, n_pixels)),
@@ -135,7 +137,7 @@ ESTIMATORS: dict[str, Callable[[Args, int], AbstractEstimator]] = {
     "entmax15": lambda args, n_pixels: sp.estimators.Sparse(1.5, chunk_size=_chunk_size(args, n_pixels)),
 }
 #: Methods that are trained by another bound than the ELBO.
-BOUNDS = ("topk-bound", "wake-wake")
+BOUNDS = ("topk-bound", "wake-wake", "distinct-bound")
 # What the is_exact of a distribution tells: that a cut to k atoms changed nothing, or that a solver came to its end.
 _CERTIFICATES = {
     "topk": ("exact", True),
@@ -263,6 +265,10 @@ class Model(torch.nn.Module):
         """The bound of each image by which a method is trained that is one of `BOUNDS`."""
         if self.method == "topk-bound":
             return sp.estimators.topk_bound(self.scores(x), self.structure, self.log_joint(x), self.k)
+        if self.method == "distinct-bound":
+            return sp.estimators.distinct_bound(
+                self.scores(x), self.structure, self.log_joint(x), self.k, generator=generator
+            )
         q = sp.Gibbs(self.scores(x), self.structure, validate_args=self.estimator.validate_args)
         samples = q.sample((self.k,), generator=generator)  # shape: (k, n, n_bits)
         row = torch.arange(len(x), device=x.device).repeat(self.k)

@@ -126,6 +126,8 @@ def draw(
     total = ends[:, -1:]
     # A product that rounds up to the total would lie behind the last choice that has mass.
     target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
+    if probs.shape[-1] == 2:  # a bit needs no search
+        return (target >= ends[:, :1]).long()
     return torch.searchsorted(ends, target, right=True).clamp_max(probs.shape[-1] - 1)
 
 

@@ -19,12 +19,12 @@ _HIDDEN = PLACES | {"method", "data", "bits"}
 _ONLY_FOR = {
     "temperature_decay": {"gumbel", "st-gumbel"},
     "temperature_every": {"gumbel", "st-gumbel"},
-    "k": {"topk", "topk-bound", "wake-wake", "sum-and-sample"},
+    "k": {"topk", "topk-bound", "wake-wake", "distinct-bound", "sum-and-sample"},
     "solver": {"sparsemap", "sparsemap-budget"},
     "bit_order": {"sparsemap", "sparsemap-budget"},
     "budget": {"sparsemap-budget"},
 }
-_NOT_FOR = {"entropy": {"topk-bound", "wake-wake"}}
+_NOT_FOR = {"entropy": {"topk-bound", "wake-wake", "distinct-bound"}}
 
 
 def settings_note(experiment: str, rows: Sequence[Row]) -> str:
