@@ -76,7 +76,12 @@ def make_args(name: str, method: str, options: dict[str, Any]) -> CommonArgs:
 
 
 def with_defaults(name: str, saved: dict[str, Any]) -> dict[str, Any]:
-    """What a run was told, completed by what it could not be told, since an older version did not know of it."""
+    """What a run was told, completed by what it could not be told, since an older version did not know of it.
+
+    Of an experiment that this version does not know, what it was told.
+    """
+    if name not in NAMES:
+        return saved
     fields = dataclasses.fields(args_class(name))
     return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING} | saved
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sparsum.experiments.registry import NAMES, WrongUseError, experiment_class, with_defaults
+from sparsum.experiments.registry import WrongUseError, experiment_class, with_defaults
 from sparsum.experiments.report._records import RunRecord, read_runs, rounded
 from sparsum.experiments.report._summary import Summary, best_by_method, criteria_text, summarise
 
@@ -92,7 +92,7 @@ def _comparable(records: list[RunRecord]) -> list[RunRecord]:
         name = _data_name(record)
         is_clear = len(places[record.experiment, name] - {name}) < 2
         data = name if is_clear else str(record.args["data"])
-        args = with_defaults(record.experiment, record.args) if record.experiment in NAMES else record.args
+        args = with_defaults(record.experiment, record.args)
         found.append(replace(record, args=rounded(args) | {"data": data}))
     return found
 

@@ -20,7 +20,7 @@ import torch
 from sparsum.experiments._experiment import CommonArgs
 from sparsum.experiments._seeds import seed_for
 from sparsum.experiments._steps import steps_for
-from sparsum.experiments.registry import NAMES, make_experiment, with_defaults
+from sparsum.experiments.registry import make_experiment, with_defaults
 from sparsum.experiments.report import RunRecord, read_folders
 from sparsum.experiments.running import fabric_for
 from sparsum.experiments.sweep._plan import PlannedRun
@@ -86,7 +86,7 @@ def _known_seconds(out: pathlib.Path) -> dict[str, tuple[float | None, str]]:
     """Seconds per epoch of the runs below a folder, by their work."""
     groups: dict[str, list[RunRecord]] = {}
     for record in read_folders([out])[0] if out.exists() else []:
-        args = with_defaults(record.experiment, record.args) if record.experiment in NAMES else record.args
+        args = with_defaults(record.experiment, record.args)
         groups.setdefault(_work(record.experiment, args), []).append(record)
     known: dict[str, tuple[float | None, str]] = {}
     for work, records in groups.items():
