@@ -77,7 +77,7 @@ def twin(
 
 
 @pytest.mark.parametrize("structure", STRUCTURES, ids=repr)
-@given(seed=st.integers(0, 10**6), k=st.integers(1, 3), scale=st.sampled_from([0.01, 1.0, 8.0]))
+@given(seed=st.integers(0, 10**6), k=st.integers(2, 3), scale=st.sampled_from([0.01, 1.0, 8.0]))
 def test_the_bound_and_its_gradient_are_those_of_one_sample_after_the_other(
     structure: AbstractStructure, seed: int, k: int, scale: float
 ) -> None:
@@ -89,7 +89,7 @@ def test_the_bound_and_its_gradient_are_those_of_one_sample_after_the_other(
     torch.testing.assert_close(torch.autograd.grad(bound.surrogate.sum(), scores), (gradient,))
 
 
-@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("k", [2, 3])
 @pytest.mark.parametrize("structure", STRUCTURES, ids=repr)
 def test_it_is_the_likelihood_on_average(structure: AbstractStructure, k: int) -> None:
     """So its logarithm is below the log-likelihood on average."""
@@ -204,6 +204,43 @@ def test_the_same_seed_gives_the_same() -> None:
     assert not torch.equal(one, other)
 
 
+def test_what_is_forbidden_does_not_come() -> None:
+    """On average it is the sum over the rest; all of it is summed where the structure has no more than k in all."""
+    n, scores = 20_000, torch.tensor([0.5, -INF, 1.0, -INF, -1.0], dtype=torch.float64)
+    for k in (2, 4, 5):
+        seen: list[Tensor] = []
+
+        def log_joint(z: Tensor, row: Tensor, seen: list[Tensor] = seen) -> Tensor:
+            seen.append(z)
+            return -z.double()
+
+        bound = se.distinct_bound(scores.expand(n, 5), sp.OneOf(5), log_joint, k, generator=seeded())
+        assert seen[0].unique().tolist() == [0, 2, 4]
+        likelihood, exact = bound.value.exp(), 1 + math.exp(-2) + math.exp(-4)
+        if k == 5:
+            torch.testing.assert_close(likelihood, torch.full_like(likelihood, exact))
+            assert (bound.calls == 3).all()
+        assert abs(likelihood.mean() - exact) <= 4.5 * likelihood.std() / math.sqrt(n) + 1e-12
+
+
+def test_a_function_may_change_what_it_is_given() -> None:
+    scores, _, log_joint = problem(sp.Bits(4), 3, seed=4)
+
+    def changing(z: Tensor, row: Tensor) -> Tensor:
+        values = log_joint(z, row).detach()
+        z.zero_()
+        row.zero_()
+        return values
+
+    for function in (
+        lambda joint: se.topk_bound(scores, sp.Bits(4), joint, 3),
+        lambda joint: se.distinct_bound(scores, sp.Bits(4), joint, 3, generator=seeded()),
+    ):
+        bounds = [function(joint) for joint in (changing, lambda z, row: log_joint(z, row).detach())]
+        torch.testing.assert_close(bounds[0].value, bounds[1].value)
+        torch.testing.assert_close(*(torch.autograd.grad(bound.surrogate.sum(), scores) for bound in bounds))
+
+
 def test_padding_changes_nothing() -> None:
     scores, weights, log_joint = problem(sp.Bits(4), 5, seed=2, scale=3.0)
     weights.requires_grad_()
@@ -267,8 +304,8 @@ def test_what_does_not_fit_is_refused() -> None:
     scores, structure = torch.zeros(2, 3), sp.Bits(3)
     with pytest.raises(TypeError, match="k must be an int, got float"):
         se.distinct_bound(scores, structure, lambda z, row: z.sum(-1), 2.0)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
-        se.distinct_bound(scores, structure, lambda z, row: z.sum(-1), 0)
+    with pytest.raises(ValueError, match="k must be at least 2, got 1"):
+        se.distinct_bound(scores, structure, lambda z, row: z.sum(-1), 1)
     with pytest.raises(TypeError, match="log_joint must be a function of atoms and rows, got float"):
         se.distinct_bound(scores, structure, 0.5, 2)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"a Gibbs distribution must be over one of OneOf, .*, got Budget"):
@@ -279,9 +316,9 @@ def test_what_does_not_fit_is_refused() -> None:
     for k in (2, 4):
         with pytest.raises(ValueError, match=r"row 0 has a NaN, row 2 has \+inf \(of 3\)"):
             se.distinct_bound(bad, sp.Bits(2), lambda z, row: z.sum(-1), k)
-    for k in (1, 2):
+    for k in (2, 3):
         with pytest.raises(ValueError, match="row 0 allows nothing"):
-            se.distinct_bound(torch.full((1, 2), -INF), sp.OneOf(2), lambda z, row: z.float(), k)
+            se.distinct_bound(torch.full((1, 3), -INF), sp.OneOf(3), lambda z, row: z.float(), k)
 
 
 @every_device

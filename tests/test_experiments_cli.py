@@ -121,7 +121,7 @@ def test_bits_per_pixel_by_annealing(
     file = tmp_path / "run" / "evaluation.json"
     assert sparsum(monkeypatch, "evaluate", "run", "--samples", "2") == 0
     assert json.loads(file.read_text()) == metrics
-    for earlier in (json.dumps(metrics | {"epochs": 7.0}), "{", "[]"):
+    for earlier in (json.dumps(metrics | {"epochs": 7.0}), json.dumps(metrics | {"n_samples": 3}), "{", "[]"):
         file.write_text(earlier)
         assert sparsum(monkeypatch, "evaluate", "run", "--samples", "2") == 0
         assert "n_annealed" not in json.loads(file.read_text())

@@ -32,17 +32,21 @@ def distinct_bound(
 ) -> Bound:
     r"""A bound of up to k different samples: exact for those that were sure to come, weighted for the others.
 
-    With q the `sparsum.Gibbs` distribution of the scores and S the first k different samples of it,
+    With q the `sparsum.Gibbs` distribution of the scores, S the first k different samples of it, and p(x) the sum of p(x, z)
+    over all that is allowed,
 
     .. math:: \hat L = \log \sum_{z \in S} \frac{p(x, z)}{\pi(z)}, \quad \mathbb{E}\, e^{\hat L} = p(x), \quad
         \pi(z) = 1 - e^{-\tau q(z \mid x)}
 
     where samples come at random times, one per unit of time on average, :math:`\tau` is the time at which one more would
     have come, at most 2 k + 32, and :math:`\pi` the probability to come before. It is close to 1 for all that is likely,
-    which so is summed exactly, and close to :math:`\tau q` for the rest, as in importance sampling. `wake_wake` spends
-    calls on samples that it has already; here, where q is sure of few assignments, calls are as few. The gradient is, as
-    there, that of :math:`\log p(x, z) + \log q(z \mid x)` with the share of each term as its weight: p climbs the bound, q
-    learns to be the posterior.
+    which so is summed exactly, and close to :math:`\tau q` for the rest, as in importance sampling. The gradient is that of
+    :math:`\log p(x, z) + \log q(z \mid x)`, with the share of each term as its weight: p climbs the bound, q learns to be
+    the posterior.
+
+    `wake_wake` has the same gradient, and spends calls on samples that it has already; here, where q is sure of few
+    assignments, calls are as few. Where no sample comes twice, its bound is the tighter one, by 1 / (2 k) nats or so, since
+    :math:`\tau` is random.
 
     >>> import sparsum as sp
     >>> scores = torch.tensor([[9.0, -9.0, 0.0], [0.1, 0.2, 0.3]], requires_grad=True)
@@ -59,7 +63,8 @@ def distinct_bound(
         structure: one of `OneOf`, `Bits`, `Groups`, `Sequence`, `Enumerated` and `Tree`.
         log_joint: called as ``log_joint(z, row)`` with packed assignments and the row of each, (n,), as the loss of an
             estimator; returns log p(x, z) of each, (n,). What is no number stays in its row.
-        k: how many different samples there may be. If there are no more assignments than that, all are summed.
+        k: how many different samples there may be, at least 2: q learns by comparing them. If the structure has no more
+            assignments than that, all that are allowed are summed.
         generator: for the samples; the default one of the device if None.
 
     Returns:
@@ -68,7 +73,7 @@ def distinct_bound(
     Raises:
         TypeError: if scores are not floating-point, k is no int, ``log_joint`` returns no tensor of floats, or there is no
             `sparsum.Gibbs` distribution over the structure.
-        ValueError: if shapes do not fit, k < 1, or rows hold a NaN or +inf or allow nothing.
+        ValueError: if shapes do not fit, k < 2, or rows hold a NaN or +inf or allow nothing.
 
     References:
         - Priority sampling for estimation of arbitrary subset sums (Duffield, Lund & Thorup, 2007), on the weights
@@ -77,7 +82,7 @@ def distinct_bound(
         - Reweighted wake-sleep (Bornschein & Bengio, 2015), on the gradient, https://arxiv.org/abs/1406.2751
     """
     check_structure(structure)
-    check_number("k", k, least=1, is_whole=True)
+    check_number("k", k, least=2, is_whole=True)
     if not callable(log_joint):
         raise TypeError(f"log_joint must be a function of atoms and rows, got {type(log_joint).__name__}")
     structure, rows, batch_shape = structure.rows(scores)  # bound to these rows
@@ -90,7 +95,7 @@ def distinct_bound(
             log_until = torch.full_like(q._model.log_partition, torch.inf)
         else:
             drawn, is_kept, log_until = _first_different(q, k, generator)
-    n, n_bad = read_sizes(is_kept.sum(), is_bad.sum(), most=len(is_kept) * k)
+    n, n_bad = read_sizes(is_kept.sum(), is_bad.sum(), most=len(is_kept) * min(k, is_kept.shape[1]))
     if n_bad:
         raise_bad_rows(is_bad, flat)
 
@@ -130,7 +135,7 @@ def _is_first(
 ) -> Tensor:
     """Whether an atom is the first of its kind in its row: (n_rows, n)."""
     flat = atoms.flatten(2) if atoms.ndim > 2 else atoms.unsqueeze(-1)
-    # A number for each atom that is the same for others with a probability of 2 ** -64.
+    # A number for each atom that is the same for another one with a probability of 2 ** -60 or less.
     key = (flat.long() * _factors(flat.shape[-1], flat.device)).sum(-1)
     ordered, source = key.sort(dim=-1, stable=True)
     is_first = torch.ones_like(ordered, dtype=torch.bool)
@@ -141,8 +146,8 @@ def _is_first(
 @lru_cache
 def _factors(n: int, device: torch.device) -> Tensor:
     """Random numbers, always the same, of all 64 bits: (n,)."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(-(2**63), 2**63 - 1, (n,), generator=generator).to(device)
+    generator = torch.Generator("cpu").manual_seed(0)
+    return torch.randint(-(2**63), 2**63 - 1, (n,), generator=generator, device="cpu").to(device)
 
 
 def _log_inclusion(

@@ -128,8 +128,8 @@ def checked_values(
     row: Tensor,  # shape: (n,)
 ) -> Tensor:
     """What a function of assignments returns, checked, in float32 at least: (n,)."""
-    # A copy, so that a function that changes it in place does not change what the probabilities are of.
-    values = function(z.clone(), row)
+    # Copies, so that a function that changes them in place does not change what the probabilities are of.
+    values = function(z.clone(), row.clone())
     if not isinstance(values, Tensor) or not values.is_floating_point():
         kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
         raise TypeError(f"{name} must return a floating-point torch.Tensor, got {kind}")

@@ -71,7 +71,7 @@ By = Annotated[
     str | None,
     typer.Option(
         metavar="METRIC",
-        help="What --tuned-by goes by. bitvector-vae: elbo, or bits_per_dim_paper, bits_per_dim_proposal or "
+        help="What --tuned-by goes by. bitvector-vae: elbo, bound, or bits_per_dim_paper, bits_per_dim_proposal or "
         "bits_per_dim_annealed, as evaluate --split validation has measured them; ssvae: elbo, accuracy; signal-game: "
         "success, expected_success. [default: the first, or the bound that a method is trained by]",
     ),

@@ -76,7 +76,7 @@ class Args(CommonArgs):
             )
         if self.solver not in SOLVERS:
             raise ValueError(f"solver must be one of {', '.join(filter(None, SOLVERS))}, got {self.solver!r}")
-        if self.budget is not None and not 1 <= self.budget <= self.bits:
+        if self.method == "sparsemap-budget" and self.budget is not None and not 1 <= self.budget <= self.bits:
             raise ValueError(f"budget must be from 1 to {self.bits}, the number of bits, got {self.budget}")
         if (self.method, self.solver) == ("sparsemap-budget", "nested"):
             raise ValueError("the solver nested ignores a budget: use systematic or active-set for sparsemap-budget")
@@ -90,8 +90,8 @@ class Args(CommonArgs):
             raise ValueError(f"score_centre batch needs a batch_size of at least 2, got {self.batch_size}")
         if self.method in BOUNDS and self.entropy != 1:
             raise ValueError(f"{self.method} has no entropy in what it trains, so entropy must be 1, got {self.entropy}")
-        if self.method == "wake-wake" and self.k < 2:
-            raise ValueError(f"wake-wake compares samples, so k must be at least 2, got {self.k}")
+        if self.method in BOUNDS and self.k < 2:
+            raise ValueError(f"{self.method} compares codes with each other, so k must be at least 2, got {self.k}")
         if self.score_temperature <= 0:
             raise ValueError(f"score_temperature must be more than 0, got {self.score_temperature}")
 

@@ -34,7 +34,7 @@ def evaluate_run(
 ) -> dict[str, float]:
     """The metrics of a run's model, also written to its folder if they are of all test or validation data.
 
-    What an earlier evaluation of the same model has annealed stays there, unless it is annealed again.
+    What an earlier evaluation of the same model with as many samples has annealed stays there, unless it is annealed again.
 
     Args:
         path: the folder of the run.
@@ -61,16 +61,20 @@ def evaluate_run(
         raise ValueError(f"{path} has measured no finite number for {', '.join(wrong)}; its weights may be none")
     if limit is None:
         file = path / _file_name(split, checkpoint)
-        kept = {} if n_annealed else _annealed_before(file, n_epochs)
+        kept = {} if n_annealed else _annealed_before(file, n_epochs, n_samples)
         write_json(file, kept | metrics | {"epochs": n_epochs, "n_samples": n_samples})
     return metrics
 
 
-def _annealed_before(file: pathlib.Path, n_epochs: float) -> dict[str, float]:
-    """What an earlier evaluation of the same model found by annealing, which takes longer than all the rest."""
+def _annealed_before(file: pathlib.Path, n_epochs: float, n_samples: int) -> dict[str, float]:
+    """What an earlier evaluation of the same model found by annealing, which takes longer than all the rest.
+
+    The samples say where annealing begins, and what of the images that are not annealed. In the middle of an epoch nobody
+    knows whether it was the same model.
+    """
     try:
         earlier = read_json(file)
-        is_same = earlier["epochs"] == n_epochs
+        is_same = (earlier["epochs"], earlier["n_samples"]) == (n_epochs, n_samples) and n_epochs.is_integer()
     except (OSError, LookupError, TypeError, ValueError):
         return {}  # nothing, or nothing that can be read
     return {name: value for name, value in earlier.items() if "annealed" in name} if is_same else {}

@@ -149,7 +149,7 @@ def _check_alike(method: str, earlier: _Earlier) -> None:
 def _check_judge(experiment: str, by: str | None) -> None:
     """Raise if a metric is none that can decide."""
     kind = experiment_class(experiment)
-    known = (kind.criterion, *kind.judges)
+    known = dict.fromkeys((kind.criterion, *kind.judges, *kind.own_criteria.values()))
     if by is not None and by not in known:
         raise WrongUseError(f"--by must be one of {', '.join(known)} for {experiment}, got {by!r}")
 
