@@ -150,13 +150,18 @@ def test_padding_changes_nothing() -> None:
         torch.testing.assert_close(found(), expected)
 
 
-def test_batches_of_any_shape() -> None:
+def _seeded(scores: Tensor, structure: AbstractStructure, log_joint: LogJoint, k: int) -> se.Bound:
+    return se.distinct_bound(scores, structure, log_joint, k, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("bound_of", [se.topk_bound, _seeded], ids=["topk_bound", "distinct_bound"])
+def test_batches_of_any_shape(bound_of: Callable[..., se.Bound]) -> None:
     scores, _, log_joint = problem(sp.Bits(3), 6, seed=3)
-    flat = se.topk_bound(scores, sp.Bits(3), log_joint, 4)
-    shaped = se.topk_bound(scores.reshape(2, 3, 3), sp.Bits(3), log_joint, 4)
+    flat = bound_of(scores, sp.Bits(3), log_joint, 4)
+    shaped = bound_of(scores.reshape(2, 3, 3), sp.Bits(3), log_joint, 4)
     torch.testing.assert_close(shaped.value, flat.value.reshape(2, 3))
-    assert se.topk_bound(scores[0], sp.Bits(3), log_joint, 4).surrogate.shape == ()
-    empty = se.topk_bound(torch.zeros(0, 3, requires_grad=True), sp.Bits(3), lambda z, row: z.sum(-1), 4)
+    assert bound_of(scores[0], sp.Bits(3), log_joint, 4).surrogate.shape == ()
+    empty = bound_of(torch.zeros(0, 3, requires_grad=True), sp.Bits(3), lambda z, row: z.sum(-1), 4)
     assert empty.value.shape == (0,)
     empty.surrogate.sum().backward()
 

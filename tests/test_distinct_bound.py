@@ -254,17 +254,6 @@ def test_padding_changes_nothing() -> None:
         torch.testing.assert_close(found(), expected)
 
 
-def test_batches_of_any_shape() -> None:
-    scores, _, log_joint = problem(sp.Bits(3), 6, seed=3)
-    flat = se.distinct_bound(scores, sp.Bits(3), log_joint, 4, generator=seeded())
-    shaped = se.distinct_bound(scores.reshape(2, 3, 3), sp.Bits(3), log_joint, 4, generator=seeded())
-    torch.testing.assert_close(shaped.value, flat.value.reshape(2, 3))
-    assert se.distinct_bound(scores[0], sp.Bits(3), log_joint, 4).surrogate.shape == ()
-    empty = se.distinct_bound(torch.zeros(0, 3, requires_grad=True), sp.Bits(3), lambda z, row: z.sum(-1), 4)
-    assert empty.value.shape == (0,)
-    empty.surrogate.sum().backward()
-
-
 def test_rows_of_different_lengths() -> None:
     structure = sp.Sequence(4, 2, has_transitions=False, lengths=torch.tensor([1, 4]))
     scores = torch.zeros(2, 4, 2, requires_grad=True)

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sparsum.estimators._arguments import check_number
+from sparsum.estimators._problem import Loss
 from sparsum.estimators._revalued import Revalued
+from sparsum.segments import Segments, positions_of, read_sizes
+from sparsum.sparsemap import check_structure
+from sparsum.structures import AbstractStructure
+from sparsum.structures._bad_rows import raise_bad_rows
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,34 @@ class Bound:
         """The bound with this value, and with the gradient of the surrogate."""
         value = value.detach()
         return cls(Revalued.apply(surrogate, value), value, calls)
+
+
+def check_sum(structure: AbstractStructure, log_joint: Loss, k: int, *, least: int) -> None:
+    """Raise a TypeError or ValueError for what is no structure, no function, or no number of assignments to sum."""
+    check_structure(structure)
+    check_number("k", k, least=least, is_whole=True)
+    if not callable(log_joint):
+        raise TypeError(f"log_joint must be a function of atoms and rows, got {type(log_joint).__name__}")
+
+
+def pack(
+    candidates: Tensor,  # shape: (n_rows, n_each, *event_shape)
+    is_kept: Tensor,  # shape: (n_rows, n_each)
+    flat: Tensor,  # shape: (n_rows, n_scores)
+    is_bad: Tensor,  # shape: (n_rows,)
+    *,
+    most: int,
+) -> tuple[Tensor, Segments]:
+    """The assignments that are kept, at most so many in each row, and the row of each; the one wait for the device.
+
+    Raises:
+        ValueError: if rows are bad; it says what is wrong with their scores.
+    """
+    n, n_bad = read_sizes(is_kept.sum(), is_bad.sum(), most=len(is_kept) * most)
+    if n_bad:
+        raise_bad_rows(is_bad, flat)
+    segments = Segments.from_lengths(is_kept.sum(-1), n)
+    return candidates.flatten(0, 1)[positions_of(is_kept.reshape(-1), n)], segments
 
 
 def calls_of_samples(

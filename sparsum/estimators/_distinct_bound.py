@@ -8,17 +8,14 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from sparsum.estimators._arguments import check_number
-from sparsum.estimators._bound import Bound
+from sparsum.estimators._bound import Bound, check_sum, pack
 from sparsum.estimators._distinct import count_up_to
 from sparsum.estimators._noise import exponential
 from sparsum.estimators._problem import Loss, checked_values
 from sparsum.gibbs import Gibbs
 from sparsum.gibbs._chain import FORBIDDEN
-from sparsum.segments import Segments, positions_of, read_sizes
-from sparsum.sparsemap import check_structure
 from sparsum.structures import AbstractStructure
-from sparsum.structures._bad_rows import is_unusable, raise_bad_rows
+from sparsum.structures._bad_rows import is_unusable
 from sparsum.structures._parts import Scores, flatten_parts
 
 
@@ -81,10 +78,7 @@ def distinct_bound(
           https://arxiv.org/abs/1903.06059
         - Reweighted wake-sleep (Bornschein & Bengio, 2015), on the gradient, https://arxiv.org/abs/1406.2751
     """
-    check_structure(structure)
-    check_number("k", k, least=2, is_whole=True)
-    if not callable(log_joint):
-        raise TypeError(f"log_joint must be a function of atoms and rows, got {type(log_joint).__name__}")
+    check_sum(structure, log_joint, k, least=2)
     structure, rows, batch_shape = structure.rows(scores)  # bound to these rows
     q = Gibbs._from_rows(structure, rows, batch_shape, validate_args=False)
     flat = flatten_parts(rows)
@@ -95,13 +89,7 @@ def distinct_bound(
             log_until = torch.full_like(q._model.log_partition, torch.inf)
         else:
             drawn, is_kept, log_until = _first_different(q, k, generator)
-    n, n_bad = read_sizes(is_kept.sum(), is_bad.sum(), most=len(is_kept) * min(k, is_kept.shape[1]))
-    if n_bad:
-        raise_bad_rows(is_bad, flat)
-
-    calls = is_kept.sum(-1)
-    segments = Segments.from_lengths(calls, n)
-    atoms = drawn.flatten(0, 1)[positions_of(is_kept.reshape(-1), n)]
+    atoms, segments = pack(drawn, is_kept, flat, is_bad, most=min(k, is_kept.shape[1]))
     log_joints = segments.clear_padding(checked_values("log_joint", log_joint, atoms, segments.row))
     log_probs = segments.clear_padding(q._model.log_prob(atoms, segments.row))
     with torch.no_grad():
@@ -109,7 +97,7 @@ def distinct_bound(
         value, share = segments.logsumexp(log_weights), segments.softmax(log_weights)
     # What has no share may be -inf.
     surrogate = segments.sum(torch.where(share == 0, 0.0, share * (log_joints + log_probs.to(log_joints.dtype))))
-    return Bound.of(*(result.reshape(batch_shape) for result in (value, surrogate, calls)))
+    return Bound.of(*(result.reshape(batch_shape) for result in (value, surrogate, segments.lengths)))
 
 
 def _first_different(q: Gibbs, k: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:

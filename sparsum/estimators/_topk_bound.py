@@ -5,14 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsum.estimators._arguments import check_number
-from sparsum.estimators._bound import Bound
+from sparsum.estimators._bound import Bound, check_sum, pack
 from sparsum.estimators._problem import Loss, checked_values
-from sparsum.segments import Segments, positions_of, read_sizes
 from sparsum.simplex import sparsemax
-from sparsum.sparsemap import best_assignments, check_structure
+from sparsum.sparsemap import best_assignments
 from sparsum.structures import AbstractStructure
-from sparsum.structures._bad_rows import is_unusable, raise_bad_rows
+from sparsum.structures._bad_rows import is_unusable
 from sparsum.structures._parts import Scores, flatten_parts
 
 
@@ -66,27 +64,18 @@ def topk_bound(
           cross-entropy in that of the Fenchel-Young loss, https://arxiv.org/abs/1406.2751
         - Learning with Fenchel-Young losses (Blondel, Martins & Niculae, 2020), https://arxiv.org/abs/1901.02324
     """
-    check_structure(structure)
-    check_number("k", k, least=1, is_whole=True)
-    if not callable(log_joint):
-        raise TypeError(f"log_joint must be a function of atoms and rows, got {type(log_joint).__name__}")
+    check_sum(structure, log_joint, k, least=1)
     structure, rows, batch_shape = structure.rows(scores)  # bound to these rows
     best, values = best_assignments(structure, rows, k)
     allowed = values.detach() > -torch.inf  # shape: (n_rows, n_best)
     flat = flatten_parts(rows)
     is_bad = is_unusable(flat) | ~allowed.any(-1)
-    n, n_bad = read_sizes(allowed.sum(), is_bad.sum(), most=allowed.numel())
-    if n_bad:
-        raise_bad_rows(is_bad, flat)
-
-    calls = allowed.sum(-1)
-    segments = Segments.from_lengths(calls, n)
-    atoms = best.flatten(0, 1)[positions_of(allowed.reshape(-1), n)]
+    atoms, segments = pack(best, allowed, flat, is_bad, most=allowed.shape[1])
     log_probs = segments.clear_padding(checked_values("log_joint", log_joint, atoms, segments.row))
     value = segments.logsumexp(log_probs)
     lead = _posterior(log_probs.detach(), allowed) - sparsemax(values.detach())
     learned = (lead * values.masked_fill(~allowed, 0.0)).sum(-1).to(value.dtype)
-    return Bound.of(*(result.reshape(batch_shape) for result in (value, value + learned, calls)))
+    return Bound.of(*(result.reshape(batch_shape) for result in (value, value + learned, segments.lengths)))
 
 
 def _posterior(
