@@ -160,6 +160,14 @@ def test_a_choice_without_probability_is_never_drawn() -> None:
     assert draw(probs, torch.tensor([[0.0, 0.49, 0.51, 1 - 2.0**-53, 1.0]]).double()).tolist() == [[1, 1, 3, 3, 3]]
 
 
+def test_of_two_choices_the_same_is_drawn_as_by_a_search() -> None:
+    """A third choice that has no probability lets the search decide."""
+    values = [0.0, 1e-300, 0.1, 0.5, 1.0]
+    probs = torch.tensor([(p, q) for p in values for q in values if p + q], dtype=torch.float64)
+    uniform = torch.linspace(0, 1, 41, dtype=torch.float64).expand(len(probs), 41)
+    assert torch.equal(draw(probs, uniform), draw(torch.nn.functional.pad(probs, (0, 1)), uniform))
+
+
 @every_structure
 def test_the_same_generator_draws_the_same(name: str) -> None:
     p = gibbs(name, random_scores(name))

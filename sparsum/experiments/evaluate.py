@@ -69,8 +69,8 @@ def evaluate_run(
 def _annealed_before(file: pathlib.Path, n_epochs: float, n_samples: int) -> dict[str, float]:
     """What an earlier evaluation of the same model found by annealing, which takes longer than all the rest.
 
-    The samples say where annealing begins, and what of the images that are not annealed. In the middle of an epoch nobody
-    knows whether it was the same model.
+    With other samples it would be another number: they choose what annealing begins with, and stand for the images that are
+    not annealed. In the middle of an epoch nobody knows whether it was the same model.
     """
     try:
         earlier = read_json(file)
