@@ -18,10 +18,11 @@ import pytest
 from rich.console import Console
 
 from sparsum.experiments import sweep as sweeping
-from sparsum.experiments.registry import WrongUseError
+from sparsum.experiments.registry import WrongUseError, experiment_class
 from sparsum.experiments.runs import RunFolder
 from sparsum.experiments.sweep import Entry, Phase, PlannedRun, State, _process, make_plan, parse_grid, state_of, sweep
 from sparsum.experiments.sweep._board import Board
+from sparsum.experiments.sweep._plan import grid_options
 
 # One step an epoch: what is tested is the sweep, not the training.
 TINY = {"batch_size": 1000, "warm_epochs": 0, "device": "cpu"}
@@ -80,6 +81,45 @@ def test_plan_names_runs_by_method_setting_and_seed(tmp_path: Path) -> None:
     backwards = make_plan("ssvae", ["sparse"], {}, dict(reversed(grid.items())), 1, tmp_path)
     assert backwards[0].folder == plan[0].folder  # the order in which a grid is typed does not matter
     assert make_plan("ssvae", ["dense"], {}, {}, 1, tmp_path)[0].folder == tmp_path / "dense" / "seed-0"
+
+
+def test_methods_are_told_what_makes_a_difference_to_them(tmp_path: Path) -> None:
+    grid = parse_grid("bitvector-vae", ["k=5,9", "entropy=1,3", "temperature-decay=0.1", "bit-order=fixed,random"])
+    methods = ["topk", "topk-bound", "sparsemap", "gumbel", "sfe"]
+    plan = make_plan("bitvector-vae", methods, {}, grid, 2, tmp_path)
+    heeded = {method: {tuple(run.setting) for run in plan if run.method == method} for method in methods}
+    assert heeded == {
+        "topk": {("entropy", "k")},
+        "topk-bound": {("k",)},
+        "sparsemap": {("bit_order", "entropy")},
+        "gumbel": {("entropy", "temperature_decay")},
+        "sfe": {("entropy",)},
+    }
+    assert [sum(run.method == method for run in plan) for method in methods] == [8, 4, 8, 4, 4]
+    assert len({run.folder for run in plan}) == len(plan)
+    assert make_plan("bitvector-vae", ["gumbel"], {}, {"k": [5, 9]}, 1, tmp_path)[0].key == "gumbel/seed-0"
+
+
+@pytest.mark.parametrize("experiment", ["ssvae", "signal-game", "bitvector-vae"])
+def test_what_methods_heed_are_options_and_methods(experiment: str) -> None:
+    kind = experiment_class(experiment)
+    for option, methods in kind.heeded_by.items():
+        assert option in grid_options(experiment)
+        assert set(methods) < set(kind.methods)
+
+
+def test_an_option_that_makes_no_difference_to_any_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WrongUseError, match="--grid k: it makes no difference to gumbel, sfe; leave it out"):
+        sweeping.sweep_command(
+            "bitvector-vae",
+            methods="gumbel,sfe",
+            options={},
+            grid=["k=5,9", "lr=0.1,0.2"],
+            seeds=1,
+            jobs=1,
+            out=tmp_path,
+            plan_only=True,
+        )
 
 
 @pytest.mark.parametrize(

@@ -275,9 +275,9 @@ def test_unfinished_runs_are_named() -> None:
 
 def test_a_plan_holds_what_was_tuned_but_not_in_its_folders(tmp_path: Path) -> None:
     tuned = {"sparse": {"lr": 0.2}, "dense": {"lr": 0.1, "batch_size": 100}}
-    plan = make_plan("ssvae", ["sparse", "dense"], {"epochs": 3}, {"k": [1, 2]}, 1, tmp_path, tuned)
+    plan = make_plan("ssvae", ["sparse", "dense"], {"epochs": 3}, {"warm_epochs": [1, 2]}, 1, tmp_path, tuned)
     assert [(run.args.lr, run.options["lr"]) for run in plan] == [(0.2, 0.2)] * 2 + [(0.1, 0.1)] * 2
-    assert [run.key for run in plan[2:]] == ["dense/k-1/seed-0", "dense/k-2/seed-0"]
+    assert [run.key for run in plan[2:]] == ["dense/warm-epochs-1/seed-0", "dense/warm-epochs-2/seed-0"]
     assert "--batch-size" in plan[2].arguments()
     with pytest.raises(WrongUseError, match="--lr is given here and tuned for sparse by --tuned-by"):
         make_plan("ssvae", ["sparse"], {}, {"lr": [0.5]}, 1, tmp_path, tuned)

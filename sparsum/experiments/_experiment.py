@@ -55,6 +55,10 @@ class CommonArgs:
         return pathlib.Path(self.data).name
 
 
+#: The options of `CommonArgs` that few methods heed, with these.
+GUMBEL_OPTIONS = dict.fromkeys(("temperature_decay", "temperature_every"), ("gumbel", "st-gumbel"))
+
+
 class Step(NamedTuple):
     """What a training step, or a batch of a validation, returns.
 
@@ -84,6 +88,8 @@ class AbstractExperiment(ABC):
     criterion: ClassVar[str]
     #: For methods that are trained for something else, the term by which models and settings of them are chosen.
     own_criteria: ClassVar[Mapping[str, str]] = {}
+    #: Options that few methods heed, and which these are; to others all their values are the same.
+    heeded_by: ClassVar[Mapping[str, tuple[str, ...]]] = GUMBEL_OPTIONS
     #: What else it can be chosen by, of what `evaluate` measures: 1 if the larger is the better, -1 if the smaller is.
     judges: ClassVar[Mapping[str, int]]
 
@@ -99,6 +105,11 @@ class AbstractExperiment(ABC):
     def criterion_of(cls, method: str) -> str:
         """The term by which models and settings of a method are chosen on the validation data, the larger the better."""
         return cls.own_criteria.get(method, cls.criterion)
+
+    @classmethod
+    def heeds(cls, method: str, option: str) -> bool:
+        """Whether a run of a method depends on an option."""
+        return method in cls.heeded_by.get(option, cls.methods)
 
     @property
     def estimator(self) -> Any:

@@ -17,7 +17,7 @@ from torch.distributions import Distribution
 
 import sparsum as sp
 from sparsum.estimators import AbstractEstimator, Bound, Estimate
-from sparsum.experiments._experiment import AbstractExperiment, CommonArgs, Step
+from sparsum.experiments._experiment import GUMBEL_OPTIONS, AbstractExperiment, CommonArgs, Step
 from sparsum.experiments._layers import Centred, adam, perceptron
 from sparsum.experiments._seeds import with_seed
 from sparsum.experiments._totals import Totals
@@ -98,7 +98,7 @@ class Args(CommonArgs):
     @property
     def _is_systematic(self) -> bool:
         """Whether atoms depend on the order of bits, as they do by default."""
-        return self.method in {"sparsemap", "sparsemap-budget"} and self.solver in {"", "systematic"}
+        return self.method in SOLVED and self.solver in {"", "systematic"}
 
     @property
     def structure(self) -> sp.Bits | sp.Budget:
@@ -138,6 +138,8 @@ ESTIMATORS: dict[str, Callable[[Args, int], AbstractEstimator]] = {
 }
 #: Methods that are trained by another bound than the ELBO.
 BOUNDS = ("topk-bound", "wake-wake", "distinct-bound")
+#: Methods whose atoms a solver finds.
+SOLVED = ("sparsemap", "sparsemap-budget")
 # What the is_exact of a distribution tells: that a cut to k atoms changed nothing, or that a solver came to its end.
 _CERTIFICATES = {
     "topk": ("exact", True),
@@ -284,6 +286,14 @@ class BitvectorVAE(AbstractExperiment):
     methods: ClassVar[tuple[str, ...]] = tuple(ESTIMATORS)
     criterion: ClassVar[str] = "elbo"
     own_criteria: ClassVar[Mapping[str, str]] = dict.fromkeys(BOUNDS, "bound")
+    heeded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        **GUMBEL_OPTIONS,
+        "k": ("topk", *BOUNDS),
+        "budget": ("sparsemap-budget",),
+        "solver": SOLVED,
+        "bit_order": SOLVED,
+        "entropy": tuple(method for method in ESTIMATORS if method not in BOUNDS),
+    }
     judges: ClassVar[Mapping[str, int]] = {f"bits_per_dim_{way}": -1 for way in ("paper", "proposal", "annealed")}
     args: Args
 

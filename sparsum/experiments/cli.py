@@ -186,7 +186,12 @@ def sweep(
         str | None,
         typer.Option(help="Some, with commas between them. [default: all; with --tuned-by, those with runs there]"),
     ] = None,
-    grid: Annotated[list[str] | None, typer.Option(help="Values to try, as lr=1e-3,5e-4; may be repeated.")] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Values to try, as lr=1e-3,5e-4; may be repeated. A method to which one makes no difference is told none."
+        ),
+    ] = None,
     tuned_by: TunedBy = None,
     by: By = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many, from 0.")] = 1,

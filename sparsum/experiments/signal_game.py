@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 import sparsum as sp
-from sparsum.experiments._experiment import AbstractExperiment, CommonArgs, Step
+from sparsum.experiments._experiment import GUMBEL_OPTIONS, AbstractExperiment, CommonArgs, Step
 from sparsum.experiments._layers import ScalarMap, adam
 from sparsum.experiments._seeds import generator_for, with_seed
 from sparsum.experiments._totals import Totals
@@ -241,6 +241,7 @@ class SignalGame(AbstractExperiment):
     name: ClassVar[str] = "signal-game"
     methods: ClassVar[tuple[str, ...]] = tuple(ESTIMATORS)
     criterion: ClassVar[str] = "success"
+    heeded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {**GUMBEL_OPTIONS, "k": ("sum-and-sample",)}
     judges: ClassVar[Mapping[str, int]] = {"expected_success": 1}
     args: Args
 

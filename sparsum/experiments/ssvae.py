@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import sparsum as sp
-from sparsum.experiments._experiment import AbstractExperiment, CommonArgs, Step
+from sparsum.experiments._experiment import GUMBEL_OPTIONS, AbstractExperiment, CommonArgs, Step
 from sparsum.experiments._layers import adam, perceptron
 from sparsum.experiments._seeds import generator_for, with_seed
 from sparsum.experiments._totals import Totals
@@ -171,6 +171,7 @@ class SemisupervisedVAE(AbstractExperiment):
     name: ClassVar[str] = "ssvae"
     methods: ClassVar[tuple[str, ...]] = tuple(ESTIMATORS)
     criterion: ClassVar[str] = "elbo"
+    heeded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {**GUMBEL_OPTIONS, "k": ("sum-and-sample",)}
     judges: ClassVar[Mapping[str, int]] = {"accuracy": 1}
     args: Args
 

@@ -19,7 +19,7 @@ from sparsum.experiments.report import RunRecord, Summary, best_by_method, crite
 from sparsum.experiments.running import device_of
 from sparsum.experiments.sweep._board import Board
 from sparsum.experiments.sweep._estimate import Estimate, estimate_plan
-from sparsum.experiments.sweep._plan import PlannedRun, make_plan, parse_grid, parse_methods
+from sparsum.experiments.sweep._plan import PlannedRun, check_heeded, make_plan, parse_grid, parse_methods
 from sparsum.experiments.sweep._pool import Entry, Phase, sweep
 from sparsum.experiments.sweep._process import n_threads_of
 from sparsum.experiments.sweep._state import State, check_plan, state_of
@@ -69,7 +69,9 @@ def sweep_command(
         raise WrongUseError(
             "--by says what the setting of --tuned-by is chosen by; give the folder of an earlier sweep, too"
         )
-    plan = _plan(experiment, methods, options, grid, seeds, folder, tuned_by, by, messages)
+    values = parse_grid(experiment, grid)
+    plan = _plan(experiment, methods, options, values, seeds, folder, tuned_by, by, messages)
+    check_heeded(plan, values)
     plan = [dataclasses.replace(run, is_evaluated=evaluate) for run in plan]
     check_plan(plan)
     for device in {run.args.device for run in plan}:
@@ -151,7 +153,7 @@ def _plan(
     experiment: str,
     methods: str | None,
     options: Mapping[str, Any],
-    grid: Sequence[str],
+    grid: Mapping[str, Sequence[Any]],
     seeds: int,
     out: pathlib.Path,
     tuned_by: pathlib.Path | None,
@@ -159,17 +161,16 @@ def _plan(
     messages: Console,
 ) -> list[PlannedRun]:
     """The runs that were asked for; what an earlier sweep decides of them is told."""
-    values = parse_grid(experiment, grid)
     named = None if methods is None else parse_methods(experiment, methods)
     if tuned_by is not None:
-        chosen = tuned_settings(experiment, named, options, values, tuned_by, out, by)
+        chosen = tuned_settings(experiment, named, options, grid, tuned_by, out, by)
         for choice in chosen:
             _say(messages, str(choice))
         tuned = {choice.method: choice.values for choice in chosen}
-        return make_plan(experiment, list(tuned), options, values, seeds, out, tuned)
+        return make_plan(experiment, list(tuned), options, grid, seeds, out, tuned)
     if named is None:
-        return _plan_of_all_methods(experiment, options, values, seeds, out, messages)
-    return make_plan(experiment, named, options, values, seeds, out)
+        return _plan_of_all_methods(experiment, options, grid, seeds, out, messages)
+    return make_plan(experiment, named, options, grid, seeds, out)
 
 
 def _plan_of_all_methods(

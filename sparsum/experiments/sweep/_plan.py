@@ -71,7 +71,8 @@ def make_plan(
         experiment: its name.
         methods: how the sum is made.
         options: what all runs are told; None means not given.
-        grid: the values that options take in turn, as `parse_grid` gives them.
+        grid: the values that options take in turn, as `parse_grid` gives them; methods that do not heed an option are told
+            none of its values.
         seeds: how many seeds, from 0.
         out: the folder above those of the runs.
         tuned: what the runs of a method are told besides, by its name, as an earlier sweep chose it.
@@ -87,15 +88,27 @@ def make_plan(
     for method, values in own.items():
         for name in sorted(values.keys() & (grid.keys() | given.keys())):
             raise WrongUseError(f"{_option(name)} is given here and tuned for {method} by --tuned-by; leave one of them out")
-    names = sorted(grid)
-    settings = [dict(zip(names, values, strict=True)) for values in itertools.product(*(grid[name] for name in names))]
     plan = [
         _planned(experiment, method, given | own[method], setting, seed, out)
-        for method, seed, setting in itertools.product(methods, range(seeds), settings)
+        for method in methods
+        for seed, setting in itertools.product(range(seeds), _settings(experiment, method, grid))
     ]
     for run in plan:
         _ = run.args  # raises for an option that the experiment does not have
     return plan
+
+
+def _settings(experiment: str, method: str, grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """The points of a grid, without what makes no difference to a method: it would be trained again and again."""
+    names = [name for name in sorted(grid) if experiment_class(experiment).heeds(method, name)]
+    return [dict(zip(names, values, strict=True)) for values in itertools.product(*(grid[name] for name in names))]
+
+
+def check_heeded(plan: Sequence[PlannedRun], grid: Mapping[str, Sequence[Any]]) -> None:
+    """Raise a WrongUseError for an option of a grid that makes no difference to any of the runs."""
+    for name in sorted(grid.keys() - {name for run in plan for name in run.setting}):
+        methods = ", ".join(dict.fromkeys(run.method for run in plan))
+        raise WrongUseError(f"--grid {name}: it makes no difference to {methods}; leave it out")
 
 
 def _planned(
