@@ -131,7 +131,7 @@ def topk_sparsemax(
         packed.segments,
         batch_shape,
         bound,
-        is_exact=((lengths < k) | is_all).reshape(batch_shape),
+        is_exact=((lengths < n_best) | is_all).reshape(batch_shape),
     )
 
 

@@ -289,6 +289,13 @@ def test_what_is_no_number_stays_in_its_row(k: int) -> None:
     assert gradient[2].eq(0).all(), "where no sample explains anything there is nothing to learn"
 
 
+@pytest.mark.parametrize("k", [2**70, 10**400], ids=["more than 64 bits", "more than a float"])
+def test_a_number_of_samples_that_no_machine_holds_means_all(k: int) -> None:
+    scores = torch.zeros(2, 3)
+    assert se.distinct_bound(scores, sp.Bits(3), lambda z, row: z.sum(-1), k).calls.tolist() == [8, 8]
+    assert se.topk_bound(scores, sp.Bits(3), lambda z, row: z.sum(-1), k).calls.tolist() == [8, 8]
+
+
 def test_what_does_not_fit_is_refused() -> None:
     scores, structure = torch.zeros(2, 3), sp.Bits(3)
     with pytest.raises(TypeError, match="k must be an int, got float"):

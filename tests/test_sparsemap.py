@@ -80,6 +80,13 @@ def test_the_certificate_of_topk(values: list[float], k: int) -> None:
     assert q.is_exact == (k >= len(x) or bool((full > 0).sum() < k))
 
 
+@pytest.mark.parametrize("k", [8, 2**70])
+def test_topk_of_all_is_exact(k: int) -> None:
+    found = sp.topk_sparsemax(torch.zeros(2, 3), sp.Bits(3), k)
+    assert found.n_atoms_per_row.tolist() == [8, 8]
+    assert found.is_exact.tolist() == [True, True]
+
+
 def test_topk_rows_with_few_allowed() -> None:
     x = torch.tensor([[0.1, -torch.inf, -torch.inf, 0.0], [0.2, 0.1, 0.0, 0.05]])
     q = sp.topk_sparsemax(x, sp.OneOf(4), 3)

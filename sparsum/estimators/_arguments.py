@@ -11,9 +11,10 @@ def check_number(
     """Raise a TypeError or ValueError unless an argument is a number in its range."""
     if isinstance(value, bool) or not isinstance(value, int if is_whole else int | float):
         raise TypeError(f"{name} must be {'an int' if is_whole else 'a number'}, got {type(value).__name__}")
-    if above is not None and not (value > above and math.isfinite(value)):
+    is_finite = -math.inf < value < math.inf  # isfinite has no answer for an int that no float holds
+    if above is not None and not (value > above and is_finite):
         raise ValueError(f"{name} must be finite and larger than {above}, got {value}")
-    if not math.isfinite(value):
+    if not is_finite:
         raise ValueError(f"{name} must be finite, got {value}")
     if least is not None and value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
