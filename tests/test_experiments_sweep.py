@@ -109,7 +109,9 @@ def test_what_methods_heed_are_options_and_methods(experiment: str) -> None:
 
 
 def test_an_option_that_makes_no_difference_to_any_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(WrongUseError, match="--grid k: it makes no difference to gumbel, sfe; leave it out"):
+    with pytest.raises(
+        WrongUseError, match="--grid k: it makes no difference to gumbel, sfe; leave it out, or add one of topk, topk-"
+    ):
         sweeping.sweep_command(
             "bitvector-vae",
             methods="gumbel,sfe",

@@ -181,6 +181,28 @@ def test_a_method_with_one_setting_takes_what_differs_among_all() -> None:
         chosen(["dense"], folder="grid/dense")
 
 
+def test_what_makes_no_difference_to_a_method_is_not_asked_of_its_runs() -> None:
+    earlier({"sum-and-sample": [-1.0, -2.0]}, grid={"k": [1, 2]})
+    earlier({"dense": [-3.0]}, grid={})
+    (choice,) = chosen(["dense"], k=2)
+    assert choice.values == {}
+    assert str(choice).startswith("dense: nothing was tuned (validation elbo -3, the only setting in grid")
+
+
+def test_runs_that_differ_in_what_makes_no_difference_are_one() -> None:
+    for k in (1, 2):
+        earlier({"dense": [-3.0]}, out=f"grid/k-{k}", grid={}, k=k)
+    with pytest.raises(WrongUseError, match="nothing was tuned there"):
+        chosen(["dense"])
+
+
+def test_presets_of_other_methods_are_not_tuned() -> None:
+    """The Gumbel methods of ssvae decay their temperature at other rates than all others are told."""
+    earlier({"sum-and-sample": [-1.0, -2.0]}, grid={"k": [1, 2]})
+    earlier({"dense": [-3.0], "gumbel": [-3.0]}, grid={})
+    assert [choice.values for choice in chosen(None)] == [{}, {"k": 1}, {}]
+
+
 def test_only_runs_that_agree_with_the_given_options_count() -> None:
     earlier({"sparse": [-1.0, -2.0]}, experiment="bitvector-vae", bits=8)
     earlier({"sparse": [-2.0, -1.5]}, experiment="bitvector-vae", bits=6, out="grid/six")

@@ -86,6 +86,14 @@ def with_defaults(name: str, saved: dict[str, Any]) -> dict[str, Any]:
     return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING} | saved
 
 
+def heeds(name: str, method: str, option: str) -> bool:
+    """Whether runs of a method depend on an option; they may where this version does not know the method."""
+    if name not in NAMES:
+        return True
+    kind = experiment_class(name)
+    return method not in kind.methods or kind.heeds(method, option)
+
+
 def train_options() -> list[str]:
     """What `sparsum train` can be told, by the names of its arguments."""
     # Found when it is asked for, since the commands import all else.

@@ -181,7 +181,7 @@ def _drawn_settings(section: Section) -> Markup:
     chosen = []
     for summary in section.best:
         if n_settings[summary.method] > 1:
-            setting = setting_text(summary.method, summary.setting)
+            setting = setting_text(section.experiment, summary.method, summary.setting)
             # An empty setting differs from the others of its method in that those have a name.
             chosen.append(f"{summary.method}: {setting or 'no variant'} (of {n_settings[summary.method]})")
     if not chosen:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sparsum.experiments.registry import make_args
+from sparsum.experiments.registry import heeds, make_args
 from sparsum.experiments.report._records import rounded
 from sparsum.experiments.report._rows import Row, option_name, option_value
 from sparsum.experiments.report._sections import PLACES
@@ -15,16 +15,6 @@ from sparsum.experiments.report._sections import PLACES
 _MAIN = ("epochs", "batch_size", "lr", "entropy", "k", "solver")
 # What a table says elsewhere.
 _HIDDEN = PLACES | {"method", "data", "bits"}
-# Options that other methods are told, too, but do not use.
-_ONLY_FOR = {
-    "temperature_decay": {"gumbel", "st-gumbel"},
-    "temperature_every": {"gumbel", "st-gumbel"},
-    "k": {"topk", "topk-bound", "wake-wake", "distinct-bound", "sum-and-sample"},
-    "solver": {"sparsemap", "sparsemap-budget"},
-    "bit_order": {"sparsemap", "sparsemap-budget"},
-    "budget": {"sparsemap-budget"},
-}
-_NOT_FOR = {"entropy": {"topk-bound", "wake-wake", "distinct-bound"}}
 
 
 def settings_note(experiment: str, rows: Sequence[Row]) -> str:
@@ -32,7 +22,7 @@ def settings_note(experiment: str, rows: Sequence[Row]) -> str:
 
     Empty if there are no runs.
     """
-    told = {row.label: _used(row) for row in rows if row.args is not None}
+    told = {row.label: _used(experiment, row) for row in rows if row.args is not None}
     names = _shown(told, [_changed(experiment, row) for row in rows])
     common = [name for name in names if len(told) == len(_values(told, name)) and len(set(_values(told, name))) == 1]
     parts = []
@@ -44,32 +34,31 @@ def settings_note(experiment: str, rows: Sequence[Row]) -> str:
     return f"Settings of {'; '.join(parts)}." if parts else ""
 
 
-def setting_text(method: str, setting: Mapping[str, Any]) -> str:
-    """What sets some runs of a method apart from others, as far as the method uses it; empty if nothing does.
+def setting_text(experiment: str, method: str, setting: Mapping[str, Any]) -> str:
+    """What sets some runs of a method apart from others, as far as the method heeds it; empty if nothing does.
 
-    >>> setting_text("topk", {"lr": 0.002, "solver": "", "temperature_decay": 1e-05})
+    >>> setting_text("bitvector-vae", "topk", {"lr": 0.002, "solver": "", "temperature_decay": 1e-05})
     'lr 0.002'
-    >>> setting_text("wake-wake", {"lr": 0.002, "entropy": 1.0})  # of which the second is no part of what it trains
+    >>> setting_text("bitvector-vae", "wake-wake", {"lr": 0.002, "entropy": 1.0})  # the second is no part of what it trains
     'lr 0.002'
     """
-    return _text(setting, [name for name, value in setting.items() if _is_used(method, name, value)])
+    return _text(setting, [name for name, value in setting.items() if is_used(experiment, method, name, value)])
 
 
-def _used(row: Row) -> dict[str, Any]:
-    """What a row was told and its method uses."""
-    return {name: value for name, value in (row.args or {}).items() if _is_used(row.method, name, value)}
+def _used(experiment: str, row: Row) -> dict[str, Any]:
+    """What a row was told and its method heeds."""
+    told = row.args or {}
+    return {name: value for name, value in told.items() if is_used(experiment, row.method, name, value)}
 
 
-def _is_used(method: str, name: str, value: Any) -> bool:
+def is_used(experiment: str, method: str, name: str, value: Any) -> bool:
     """Not where the method itself chose, which is another value for each."""
-    if name in _HIDDEN or value in (None, ""):
-        return False
-    return method in _ONLY_FOR.get(name, {method}) and method not in _NOT_FOR.get(name, ())
+    return name not in _HIDDEN and value not in (None, "") and heeds(experiment, method, name)
 
 
 def _changed(experiment: str, row: Row) -> set[str]:
     """The options of a row that are not what its method has by default."""
-    told = _used(row)
+    told = _used(experiment, row)
     try:
         given = {name: row.args.get(name) for name in ("data", "bits")} if row.args else {}
         default = rounded(dataclasses.asdict(make_args(experiment, row.method, given)))

@@ -13,6 +13,7 @@ from rich.text import Text
 from sparsum.experiments.registry import experiment_class
 from sparsum.experiments.report._columns import columns_of
 from sparsum.experiments.report._sections import Section, read_sections
+from sparsum.experiments.report._settings import is_used
 from sparsum.experiments.report._summary import Statistic, Summary, best_by_method, fixed
 
 LEFT_ALIGNED = {"method", "setting"}
@@ -149,7 +150,10 @@ def _names(metrics: list[dict[str, Statistic]], first: str) -> list[str]:
 
 
 def _setting(summary: Summary) -> str:
-    return ", ".join(f"{name} {value}" for name, value in summary.setting.items())
+    """What sets the runs apart, as far as it makes a difference to the method."""
+    experiment = summary.records[0].experiment if summary.records else ""
+    told = {name: value for name, value in summary.setting.items() if is_used(experiment, summary.method, name, value)}
+    return ", ".join(f"{name} {value}" for name, value in told.items())
 
 
 def _seeds(summary: Summary) -> str:

@@ -190,6 +190,8 @@ def _plan_of_all_methods(
             raise
         except ValueError as error:
             _say(messages, f"without {method}: {error}")
+    if not plan:
+        raise WrongUseError(f"no method of {experiment} can take these options")
     return plan
 
 

@@ -108,7 +108,9 @@ def check_heeded(plan: Sequence[PlannedRun], grid: Mapping[str, Sequence[Any]]) 
     """Raise a WrongUseError for an option of a grid that makes no difference to any of the runs."""
     for name in sorted(grid.keys() - {name for run in plan for name in run.setting}):
         methods = ", ".join(dict.fromkeys(run.method for run in plan))
-        raise WrongUseError(f"--grid {name}: it makes no difference to {methods}; leave it out")
+        kind = experiment_class(plan[0].experiment)
+        others = ", ".join(method for method in kind.methods if kind.heeds(method, name))
+        raise WrongUseError(f"--grid {name}: it makes no difference to {methods}; leave it out, or add one of {others}")
 
 
 def _planned(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from sparsum.experiments._files import read_json
-from sparsum.experiments.registry import WrongUseError, args_class, experiment_class, make_args, with_defaults
+from sparsum.experiments.registry import WrongUseError, args_class, experiment_class, heeds, make_args, with_defaults
 from sparsum.experiments.report import (
     RunRecord,
     Summary,
@@ -47,7 +47,7 @@ class Choice:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.method}: {_words(self.values)} ({self.reason})"
+        return f"{self.method}: {_words(self.values) or 'nothing was tuned'} ({self.reason})"
 
 
 @dataclass(frozen=True)
@@ -179,14 +179,28 @@ def _read(experiment: str, given: Mapping[str, Any], folder: pathlib.Path) -> _E
     if broken:
         _refuse(folder, sorted(broken))
     ours = [record for record in records if record.experiment == experiment]
-    complete = [dataclasses.replace(record, args=with_defaults(experiment, record.args)) for record in ours]
+    complete = [dataclasses.replace(record, args=_heeded(experiment, record.args)) for record in ours]
     agreeing = [record for record in complete if _agrees(record, told)]
     return _Earlier(folder, without_repetitions(agreeing)[0], f"{experiment} with {_words(told)}")
 
 
+def _heeded(experiment: str, told: dict[str, Any]) -> dict[str, Any]:
+    """What a run was told, completed, and as it is by default where that makes no difference to its method."""
+    defaults = with_defaults(experiment, {})
+    return {
+        name: value if heeds(experiment, told["method"], name) else defaults.get(name, value)
+        for name, value in with_defaults(experiment, told).items()
+    }
+
+
 def _agrees(record: RunRecord, told: Mapping[str, Any]) -> bool:
-    """Whether a run was told the same."""
-    return all(record.args.get(name) == value or _is_same_place(record, name, value) for name, value in told.items())
+    """Whether a run was told the same, as far as it makes a difference to its method."""
+    return all(
+        record.args.get(name) == value
+        or _is_same_place(record, name, value)
+        or not heeds(record.experiment, record.args["method"], name)
+        for name, value in told.items()
+    )
 
 
 def _is_same_place(record: RunRecord, name: str, value: Any) -> bool:
@@ -246,20 +260,30 @@ def _choice(
     among = f"the best of {len(summaries)} settings" if len(summaries) > 1 else "the only setting"
     reason = f"validation {judge.name} {means[best]:.4g}, {among} in {earlier.folder}"
     same = given | values | {name: told[name] for name in grid if name in told}
-    others = _others(told, dataclasses.asdict(make_args(experiment, method, same)))
+    others = _others(told, _heeded(experiment, dataclasses.asdict(make_args(experiment, method, same))))
     return Choice(method, values, f"{reason}, where it had {_words(others)}" if others else reason)
 
 
 def _tuned_options(experiment: str, method: str, earlier: _Earlier) -> list[str]:
-    """What differs among the runs of a method; where it has a single setting, among those of all methods."""
-    tunable = set(grid_options(experiment)) - FREE
-    for records in (earlier.of(method), earlier.records):
-        if names := tunable.intersection(differing_options(records)):
-            return sorted(names)
-    raise WrongUseError(
-        f"--tuned-by {earlier.folder}: nothing was tuned there, all runs of {earlier.title} have the same setting; "
-        "give the folder of a sweep with --grid"
-    )
+    """What differs among the runs of a method; where it has a single setting, what does among those of another.
+
+    Where all methods have one setting, what differs between them. Always what the method heeds, which may be nothing.
+    """
+    if names := _differing(experiment, earlier.of(method)):
+        return sorted(names)
+    within = [_differing(experiment, earlier.of(other)) for other in experiment_class(experiment).methods]
+    names = set().union(*within) or _differing(experiment, earlier.records)
+    if not names:
+        raise WrongUseError(
+            f"--tuned-by {earlier.folder}: nothing was tuned there, all runs of {earlier.title} have the same setting; "
+            "give the folder of a sweep with --grid"
+        )
+    return sorted(name for name in names if heeds(experiment, method, name))
+
+
+def _differing(experiment: str, records: list[RunRecord]) -> set[str]:
+    """What can be tuned and is not the same in some runs."""
+    return (set(grid_options(experiment)) - FREE).intersection(differing_options(records))
 
 
 def _others(told: Mapping[str, Any], planned: Mapping[str, Any]) -> dict[str, Any]:

@@ -102,5 +102,5 @@ def _read(source: pathlib.Path, summary: Summary, data_dir: str | None) -> Laten
 
 
 def _told(summary: Summary) -> str:
-    setting = setting_text(summary.method, summary.setting)
+    setting = setting_text(summary.records[0].experiment, summary.method, summary.setting)
     return f"{summary.method} ({setting})" if setting else summary.method
