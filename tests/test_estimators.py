@@ -297,6 +297,7 @@ def test_a_loss_over_relaxed_bits_fails_with_its_own_error() -> None:
         (lambda: se.GumbelSoftmax(0.0), "temperature must be finite and larger than 0.0, got 0.0"),
         (lambda: se.StraightThrough(-1.0), "temperature must be finite and larger than 0.0, got -1.0"),
         (lambda: se.ReinMax(float("nan")), "temperature must be finite and larger than 0.0, got nan"),
+        (lambda: se.GumbelSoftmax(10**400), "temperature must be finite and larger than 0.0, got 1000"),
         (lambda: se.Rebar(0.0), "temperature must be finite and larger than 0.0, got 0.0"),
         (lambda: se.Anneal(minimum=0.0), "minimum must be finite and larger than 0.0, got 0.0"),
         (lambda: se.Anneal(-1.0), "rate must be at least 0.0, got -1.0"),

@@ -21,7 +21,7 @@ from sparsum.experiments import sweep as sweeping
 from sparsum.experiments.registry import WrongUseError, experiment_class
 from sparsum.experiments.runs import RunFolder
 from sparsum.experiments.sweep import Entry, Phase, PlannedRun, State, _process, make_plan, parse_grid, state_of, sweep
-from sparsum.experiments.sweep._board import Board
+from sparsum.experiments.sweep._board import Board, seconds_left
 from sparsum.experiments.sweep._plan import grid_options
 
 # One step an epoch: what is tested is the sweep, not the training.
@@ -380,6 +380,9 @@ def test_board_shows_runs(tmp_path: Path) -> None:
     shown = console.export_text()
     for text in ("sparse/seed-0", "25%", "3.142", "2.50", "3 min", "1 waiting, 1 running", "about 7 min left"):
         assert text in shown
+    elsewhere = dataclasses.replace(other, experiment="signal-game", key="another")
+    long = Entry(elsewhere, Phase.FINISHED, n_attempts=1, seconds=9e9)  # the same method of another experiment
+    assert seconds_left([*entries, long], {run.key: told}, 1) == pytest.approx(400, abs=60)
     RunFolder(run.folder).write_progress(told | {"time": time.time() - 100})  # what an attempt before this one said
     console = Console(record=True, force_terminal=True, width=120)
     with Board(console, 1) as board:

@@ -11,7 +11,7 @@ def check_number(
     """Raise a TypeError or ValueError unless an argument is a number in its range."""
     if isinstance(value, bool) or not isinstance(value, int if is_whole else int | float):
         raise TypeError(f"{name} must be {'an int' if is_whole else 'a number'}, got {type(value).__name__}")
-    # An int that no float holds is a number of things, but no number.
+    # A count may be an int that no float holds; what is computed with may not.
     is_finite = is_whole or abs(value) <= sys.float_info.max
     if above is not None and not (value > above and is_finite):
         raise ValueError(f"{name} must be finite and larger than {above}, got {value}")

@@ -55,7 +55,7 @@ class CommonArgs:
         return pathlib.Path(self.data).name
 
 
-#: The options of `CommonArgs` that few methods heed, with these.
+#: The options of `CommonArgs` that few methods heed, and which these are.
 GUMBEL_OPTIONS = dict.fromkeys(("temperature_decay", "temperature_every"), ("gumbel", "st-gumbel"))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
@@ -76,8 +76,10 @@ def run_demo(out: pathlib.Path, jobs: int) -> int:
 
 
 def _plan(part: Part, out: pathlib.Path) -> list[PlannedRun]:
+    """The runs of an experiment, under names that are theirs alone among those of all experiments."""
     options = {"data": "digits", "device": "cpu", **part.options}
-    return make_plan(part.experiment, list(part.methods), options, {}, 1, out / part.experiment)
+    plan = make_plan(part.experiment, list(part.methods), options, {}, 1, out / part.experiment)
+    return [replace(run, key=f"{part.experiment}/{run.key}") for run in plan]
 
 
 def _cells(part: Part, run: PlannedRun) -> list[str]:

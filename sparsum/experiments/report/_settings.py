@@ -52,7 +52,7 @@ def _used(experiment: str, row: Row) -> dict[str, Any]:
 
 
 def is_used(experiment: str, method: str, name: str, value: Any) -> bool:
-    """Not where the method itself chose, which is another value for each."""
+    """Whether a table should show it: not what makes no difference to the method, nor what it was left to choose."""
     return name not in _HIDDEN and value not in (None, "") and heeds(experiment, method, name)
 
 

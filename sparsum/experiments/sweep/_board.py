@@ -76,25 +76,30 @@ def progress_of(entry: Entry) -> dict[str, Any]:
 def seconds_left(entries: Sequence[Entry], progress: dict[str, dict[str, Any]], jobs: int) -> float | None:
     """How long all that is left will take, None as long as nothing is known.
 
-    A run that has not begun is taken to last as long as those of its method, or as all others where there is none of it.
+    A run that has not begun is taken to last as long as those of its experiment and method, or as all others where there is
+    none of them.
     """
-    left, lengths = 0.0, list[tuple[str, float]]()
+    left, lengths = 0.0, list[tuple[tuple[str, str], float]]()
     for entry in entries:
         told = progress.get(entry.run.key)
         if told:
             left += told["seconds_left"]
-            lengths.append((entry.run.method, time.time() - entry.began_at + told["seconds_left"]))
+            lengths.append((_kind(entry), time.time() - entry.began_at + told["seconds_left"]))
         elif entry.phase is Phase.FINISHED and entry.n_attempts:
-            lengths.append((entry.run.method, entry.seconds))
+            lengths.append((_kind(entry), entry.seconds))
     unknown = [
         entry for entry in entries if entry.phase in {Phase.WAITING, Phase.RUNNING} and not progress.get(entry.run.key)
     ]
     if unknown and not lengths:
         return None
     for entry in unknown:
-        alike = [seconds for method, seconds in lengths if method == entry.run.method] or [each for _, each in lengths]
+        alike = [seconds for kind, seconds in lengths if kind == _kind(entry)] or [each for _, each in lengths]
         left += sum(alike) / len(alike)
     return left / jobs
+
+
+def _kind(entry: Entry) -> tuple[str, str]:
+    return entry.run.experiment, entry.run.method
 
 
 def _totals(entries: Sequence[Entry], progress: dict[str, dict[str, Any]], jobs: int) -> str:
