@@ -381,6 +381,7 @@ def test_board_shows_runs(tmp_path: Path) -> None:
     for text in ("sparse/seed-0", "25%", "3.142", "2.50", "3 min", "1 waiting, 1 running", "about 7 min left"):
         assert text in shown
     elsewhere = dataclasses.replace(other, experiment="signal-game", key="another")
+    assert seconds_left(entries[:1], {run.key: told}, 8) == 200, "one run is made by one job"
     long = Entry(elsewhere, Phase.FINISHED, n_attempts=1, seconds=9e9)  # the same method of another experiment
     assert seconds_left([*entries, long], {run.key: told}, 1) == pytest.approx(400, abs=60)
     RunFolder(run.folder).write_progress(told | {"time": time.time() - 100})  # what an attempt before this one said

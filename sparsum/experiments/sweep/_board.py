@@ -95,7 +95,9 @@ def seconds_left(entries: Sequence[Entry], progress: dict[str, dict[str, Any]], 
     for entry in unknown:
         alike = [seconds for kind, seconds in lengths if kind == _kind(entry)] or [each for _, each in lengths]
         left += sum(alike) / len(alike)
-    return left / jobs
+    # Towards the end there are fewer runs than jobs, and none is shared.
+    longest = max((float(told["seconds_left"]) for told in progress.values() if told), default=0.0)
+    return max(left / jobs, longest)
 
 
 def _kind(entry: Entry) -> tuple[str, str]:
