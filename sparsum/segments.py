@@ -115,7 +115,10 @@ class Segments:
     def logsumexp(self, values: Tensor) -> Tensor:
         """Logarithm of the summed exponentials of each row of ``values`` of shape (n,); an empty row gives -inf."""
         peak = self._peak(values)
-        return self.sum((values - peak[self.row]).exp()).log() + peak
+        total = self.sum((values - peak[self.row]).exp())
+        # The logarithm of 0 would have an infinite gradient, and that of what the row consists of would be no number.
+        is_empty = total == 0
+        return torch.where(is_empty, 1.0, total).log().masked_fill(is_empty, -torch.inf) + peak
 
     def softmax(self, values: Tensor) -> Tensor:
         """The share of each entry in the summed exponentials of its row: (n,); 0 where all of them are 0."""

@@ -188,6 +188,18 @@ def test_what_is_no_number_stays_in_its_row() -> None:
     assert bound.surrogate.isnan().tolist() == [False, True, False]
 
 
+@pytest.mark.parametrize("bound_of", [se.topk_bound, se.distinct_bound])
+def test_a_row_that_nothing_explains_teaches_the_model_nothing(bound_of: Callable[..., se.Bound]) -> None:
+    """Its -inf is the logarithm of a sum of 0, whose gradient is infinite; that of the other row has to survive it."""
+    weights, rest = torch.ones(2, requires_grad=True), torch.tensor([0.0, -INF])
+    scores = torch.zeros(2, 2, requires_grad=True)
+    bound = bound_of(scores, sp.Bits(2), lambda z, row: z @ weights + rest[row], 4)
+    alone = bound_of(scores[:1], sp.Bits(2), lambda z, row: z @ weights, 4)
+    assert bound.value.tolist() == [alone.value.item(), -INF]
+    (found,) = torch.autograd.grad(bound.surrogate.sum(), weights)
+    torch.testing.assert_close(found, torch.autograd.grad(alone.surrogate.sum(), weights)[0])
+
+
 @pytest.mark.parametrize("level", [0.0, -1e3, -1e6, -1e30])
 def test_large_numbers_leave_weights_that_sum_to_one(level: float) -> None:
     """In single precision: a bit that is the same in all of the best has no gradient, whatever the log-likelihood."""

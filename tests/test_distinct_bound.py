@@ -223,6 +223,21 @@ def test_what_is_forbidden_does_not_come() -> None:
         assert abs(likelihood.mean() - exact) <= 4.5 * likelihood.std() / math.sqrt(n) + 1e-12
 
 
+@pytest.mark.parametrize("structure", STRUCTURES, ids=repr)
+@pytest.mark.parametrize("k", [2, 100])
+def test_the_lowest_number_forbids_as_infinity_does(structure: AbstractStructure, k: int) -> None:
+    """Masks are often made with it. It is so for samples, and where all is summed."""
+    scores, _, log_joint = problem(structure, 2, seed=3)
+    found = []
+    for lowest in (-INF, torch.finfo(torch.float64).min):
+        masked = scores.detach().clone()
+        masked[1].view(-1)[-1] = lowest
+        bound = se.distinct_bound(masked.requires_grad_(), structure, log_joint, k, generator=seeded())
+        found.append((bound.value, bound.calls, torch.autograd.grad(bound.surrogate.sum(), masked)[0]))
+    torch.testing.assert_close(found[0], found[1])
+    assert found[1][0].isfinite().all()
+
+
 def test_a_function_may_change_what_it_is_given() -> None:
     scores, _, log_joint = problem(sp.Bits(4), 3, seed=4)
 
@@ -308,6 +323,9 @@ def test_what_does_not_fit_is_refused() -> None:
         se.distinct_bound(scores, sp.Budget(3, 1), lambda z, row: z.sum(-1), 2)
     with pytest.raises(TypeError, match="structure must be an AbstractStructure such as"):
         se.distinct_bound(scores, 3, lambda z, row: z.sum(-1), 2)  # type: ignore[arg-type]
+    for k in (2, 8):
+        with pytest.raises(TypeError, match=r"generator must be a torch\.Generator or None, got int"):
+            se.distinct_bound(scores, structure, lambda z, row: z.sum(-1), k, generator=0)  # type: ignore[arg-type]
     bad = torch.tensor([[0.0, torch.nan], [0.0, 0.0], [INF, 0.0]])
     for k in (2, 4):
         with pytest.raises(ValueError, match=r"row 0 has a NaN, row 2 has \+inf \(of 3\)"):

@@ -428,6 +428,7 @@ ATOMS, PROBS, ROW = torch.arange(3), torch.tensor([0.5, 0.5, 1.0]), torch.tensor
         (lambda: Q.log_prob(torch.zeros(3)), ValueError, "or one that broadcasts to it, got (3,)"),
         (lambda: Q.log_prob(2), TypeError, "value must be a torch.Tensor, got int"),  # type: ignore[arg-type]
         (lambda: Q.expect(None), TypeError, "loss must be a function"),  # type: ignore[arg-type]
+        (lambda: Q.sample(generator=0), TypeError, "generator must be a torch.Generator or None, got int"),  # type: ignore[arg-type]
         (lambda: sp.SparseDistribution(ATOMS + 1, PROBS, ROW, structure=sp.OneOf(3)), ValueError, "from 0 to 2, got 1 to 3"),
         (lambda: sp.SparseDistribution(PROBS, PROBS, ROW, structure=sp.OneOf(3)), TypeError, "must be integers"),
         (lambda: bits().to_dense(), TypeError, "only a distribution over OneOf has dense probabilities"),

@@ -331,6 +331,8 @@ def test_calls_that_do_not_fit_are_refused() -> None:
         estimator(scores, 3, number)
     with pytest.raises(TypeError, match="loss must be a function"):
         estimator(scores, sp.OneOf(3), 3)
+    with pytest.raises(TypeError, match=r"generator must be a torch\.Generator or None, got int"):
+        estimator(scores, sp.OneOf(3), number, generator=0)
     with pytest.raises(ValueError, match=r"shape \(\*batch, 4\), got \(2, 3\)"):
         estimator(scores, sp.OneOf(4), number)
     with pytest.raises(ValueError, match=r"one number per assignment, shape \(2,\), got \(2, 1\)"):

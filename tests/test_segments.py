@@ -40,8 +40,10 @@ def test_the_first_of_equal_maxima_is_taken() -> None:
 
 def test_logsumexp_of_forbidden_rows() -> None:
     segments = Segments.from_lengths(torch.tensor([2, 1]), 3)
-    values = torch.tensor([-torch.inf, -torch.inf, 1.0])
-    assert segments.logsumexp(values).tolist() == [-torch.inf, 1.0]
+    values = torch.tensor([-torch.inf, -torch.inf, 1.0], requires_grad=True)
+    found = segments.logsumexp(values)
+    assert found.tolist() == [-torch.inf, 1.0]
+    assert torch.autograd.grad(found.sum(), values)[0].tolist() == [0.0, 0.0, 1.0]
 
 
 @pytest.mark.parametrize("rest", [(), (2,), (2, 3)])

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from sparsum.distribution._expectation import Loss, expect
+from sparsum.distribution._generator import check_generator
 from sparsum.distribution._packing import broadcast_value, check_indices, check_packed, n_rows_of, pack_dense, validates
 from sparsum.segments import Segments
 from sparsum.structures import AbstractStructure, OneOf
@@ -234,6 +235,7 @@ class SparseDistribution(Distribution):
 
     def sample(self, sample_shape: int | Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
         """Independent draws: (*sample_shape, *batch_shape, *event_shape)."""
+        check_generator(generator)
         segments = self._segments
         shape = torch.Size([sample_shape] if isinstance(sample_shape, int) else sample_shape)
         with torch.no_grad():

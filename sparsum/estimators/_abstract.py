@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from sparsum.distribution._generator import check_generator
 from sparsum.estimators._problem import Loss, Problem
 from sparsum.estimators._revalued import Revalued
 from sparsum.gibbs._gibbs import GIBBS_STRUCTURES
@@ -114,7 +115,8 @@ class AbstractEstimator(torch.nn.Module, ABC):
                 ``chunk_size`` it is also the one that the loss may draw from.
 
         Raises:
-            TypeError: if the estimator does not take the structure, or the loss returns no tensor of floats.
+            TypeError: if the estimator does not take the structure, the loss returns no tensor of floats, or ``generator``
+                is none.
             ValueError: if shapes do not fit, the loss does not return one number for each atom, rows hold a NaN or +inf
                 (which sums over `OneOf` know what to do with) or allow nothing, or the loss is not differentiable where
                 it has to be.
@@ -122,6 +124,7 @@ class AbstractEstimator(torch.nn.Module, ABC):
         self._check_structure(structure)
         if not callable(loss):
             raise TypeError(f"loss must be a function of atoms and rows, got {type(loss).__name__}")
+        check_generator(generator)
         bound, rows, batch_shape = structure.rows(scores)
         problem = Problem(
             structure=bound,

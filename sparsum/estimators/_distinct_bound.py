@@ -8,6 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from sparsum.distribution._generator import check_generator
 from sparsum.estimators._bound import Bound, check_sum, pack
 from sparsum.estimators._distinct import count_up_to
 from sparsum.estimators._noise import exponential
@@ -56,7 +57,7 @@ def distinct_bound(
     tensor(1.0670)
 
     Args:
-        scores: one score per part of the structure; -inf forbids.
+        scores: one score per part of the structure; -inf forbids, as does what is 1e30 below all others.
         structure: one of `OneOf`, `Bits`, `Groups`, `Sequence`, `Enumerated` and `Tree`.
         log_joint: called as ``log_joint(z, row)`` with packed assignments and the row of each, (n,), as the loss of an
             estimator; returns log p(x, z) of each, (n,). What is no number stays in its row.
@@ -68,8 +69,8 @@ def distinct_bound(
         The bound, in float32 at least, and its surrogate, whose second derivatives mean nothing.
 
     Raises:
-        TypeError: if scores are not floating-point, k is no int, ``log_joint`` returns no tensor of floats, or there is no
-            `sparsum.Gibbs` distribution over the structure.
+        TypeError: if scores are not floating-point, k is no int, ``log_joint`` returns no tensor of floats, ``generator`` is
+            none, or there is no `sparsum.Gibbs` distribution over the structure.
         ValueError: if shapes do not fit, k < 2, or rows hold a NaN or +inf or allow nothing.
 
     References:
@@ -79,16 +80,14 @@ def distinct_bound(
         - Reweighted wake-sleep (Bornschein & Bengio, 2015), on the gradient, https://arxiv.org/abs/1406.2751
     """
     check_sum(structure, log_joint, k, least=2)
+    check_generator(generator)
     structure, rows, batch_shape = structure.rows(scores)  # bound to these rows
     q = Gibbs._from_rows(structure, rows, batch_shape, validate_args=False)
     flat = flatten_parts(rows)
     is_bad = is_unusable(flat) | ~(q._model.log_partition.detach() > FORBIDDEN / 2)
     with torch.no_grad():
-        if count_up_to(structure, k + 1) <= k:
-            drawn, is_kept = structure.kbest(rows, k)
-            log_until = torch.full_like(q._model.log_partition, torch.inf)
-        else:
-            drawn, is_kept, log_until = _first_different(q, k, generator)
+        is_small = count_up_to(structure, k + 1) <= k
+        drawn, is_kept, log_until = _all_allowed(q, rows, k) if is_small else _first_different(q, k, generator)
     atoms, segments = pack(drawn, is_kept, flat, is_bad, most=min(k, is_kept.shape[1]))
     log_joints = segments.clear_padding(checked_values("log_joint", log_joint, atoms, segments.row))
     log_probs = segments.clear_padding(q._model.log_prob(atoms, segments.row))
@@ -98,6 +97,15 @@ def distinct_bound(
     # What has no share may be -inf.
     surrogate = segments.sum(torch.where(share == 0, 0.0, share * (log_joints + log_probs.to(log_joints.dtype))))
     return Bound.of(*(result.reshape(batch_shape) for result in (value, surrogate, segments.lengths)))
+
+
+def _all_allowed(q: Gibbs, rows: Scores, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """As `_first_different` at a time when all has come that may come, of structures with at most k assignments."""
+    atoms, is_kept = q.structure.kbest(rows, k)
+    row = torch.arange(len(atoms), device=atoms.device).repeat_interleave(atoms.shape[1])
+    # Scores as low as the dtype has them forbid, too, as they do for samples.
+    is_allowed = q._model.log_prob(atoms.flatten(0, 1), row) > -torch.inf
+    return atoms, is_kept & is_allowed.reshape(is_kept.shape), torch.full_like(q._model.log_partition, torch.inf)
 
 
 def _first_different(q: Gibbs, k: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
+from sparsum.distribution._generator import check_generator
 from sparsum.estimators._abstract import AbstractEstimator, Estimate
 from sparsum.estimators._arguments import check_number, check_samples
 from sparsum.estimators._noise import gumbel, logistic
@@ -123,6 +124,7 @@ class PerturbAndMap(Distribution):
 
     def sample(self, sample_shape: int | Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
         """Independent draws: (*sample_shape, *batch_shape, *event_shape)."""
+        check_generator(generator)
         shape = torch.Size([sample_shape] if isinstance(sample_shape, int) else sample_shape)
         flat = flatten_parts(self._rows).detach()
         flat = flat.float() if torch.finfo(flat.dtype).bits == 16 else flat

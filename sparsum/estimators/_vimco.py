@@ -20,7 +20,8 @@ def vimco(
 
     is a lower bound on log p(x) in expectation, the tighter the more samples. The gradient is that of the weights, and the
     score function :math:`\sum_s (\hat L - \hat L_{-s}) \nabla \log q(z_s)`, where :math:`\hat L_{-s}` has the geometric mean
-    of the other weights in the place of :math:`w_s`. It is no estimator of an expected loss, so it has its own signature.
+    of the other weights in the place of :math:`w_s`, and is 0 where these are all 0. It is no estimator of an expected loss,
+    so it has its own signature.
 
     >>> import sparsum as sp
     >>> scores = torch.zeros(3, requires_grad=True)

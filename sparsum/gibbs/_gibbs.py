@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
+from sparsum.distribution._generator import check_generator
 from sparsum.distribution._packing import broadcast_value, validates
 from sparsum.gibbs._chain import FORBIDDEN
 from sparsum.gibbs._choices import CHAINS, keeps_to
@@ -143,6 +144,7 @@ class Gibbs(Distribution):
 
     def sample(self, sample_shape: int | Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
         """Independent draws: (*sample_shape, *batch_shape, *event_shape)."""
+        check_generator(generator)
         shape = torch.Size([sample_shape] if isinstance(sample_shape, int) else sample_shape)
         with torch.no_grad():
             atoms = self._model.sample(math.prod(shape), generator)
