@@ -19,6 +19,7 @@ import sparsum as sp
 from sparsum.estimators import AbstractEstimator, Bound, Estimate
 from sparsum.experiments._experiment import GUMBEL_OPTIONS, AbstractExperiment, CommonArgs, Step
 from sparsum.experiments._layers import Centred, adam, perceptron
+from sparsum.experiments._mode import ModeThrough
 from sparsum.experiments._seeds import with_seed
 from sparsum.experiments._totals import Totals
 from sparsum.experiments.data import Images, load_images
@@ -132,6 +133,7 @@ ESTIMATORS: dict[str, Callable[[Args, int], AbstractEstimator]] = {
     "distinct-bound": lambda *_: sp.estimators.ScoreFunction(baseline=False),
     "gumbel": lambda args, _: sp.estimators.GumbelSoftmax(args.temperature()),
     "st-gumbel": lambda args, _: sp.estimators.StraightThrough(args.temperature()),
+    "st-gumbel-mode": lambda args, _: ModeThrough(args.temperature()),
     "dense": lambda args, n_pixels: sp.estimators.Dense(chunk_size=_chunk_size(args, n_pixels)),
     "sparse": lambda args, n_pixels: sp.estimators.Sparse(chunk_size=_chunk_size(args, n_pixels)),
     "entmax15": lambda args, n_pixels: sp.estimators.Sparse(1.5, chunk_size=_chunk_size(args, n_pixels)),
