@@ -56,7 +56,7 @@ class CommonArgs:
 
 
 #: The options of `CommonArgs` that few methods heed, and which these are.
-GUMBEL_OPTIONS = dict.fromkeys(("temperature_decay", "temperature_every"), ("gumbel", "st-gumbel", "st-gumbel-mode"))
+GUMBEL_OPTIONS = dict.fromkeys(("temperature_decay", "temperature_every"), ("gumbel", "st-gumbel"))
 
 
 class Step(NamedTuple):

@@ -289,7 +289,7 @@ class BitvectorVAE(AbstractExperiment):
     criterion: ClassVar[str] = "elbo"
     own_criteria: ClassVar[Mapping[str, str]] = dict.fromkeys(BOUNDS, "bound")
     heeded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        **GUMBEL_OPTIONS,
+        **dict.fromkeys(GUMBEL_OPTIONS, ("gumbel", "st-gumbel", "st-gumbel-mode")),
         "k": ("topk", *BOUNDS),
         "budget": ("sparsemap-budget",),
         "solver": SOLVED,
