@@ -12,8 +12,8 @@ from torch import Tensor
 import sparsum as sp
 from sparsum import estimators as se
 from sparsum.estimators import AbstractEstimator, Estimate, Problem
-from sparsum.estimators._relaxations import one_hot
 from sparsum.estimators._score_function import sample_losses
+from sparsum.experiments._mode import ModeThrough
 from tests.test_devices import every_device
 
 Make = Callable[[sp.AbstractStructure], AbstractEstimator]
@@ -117,14 +117,6 @@ class OverwrittenBaseline(se.SumAndSample):
         return Estimate(surrogate.sum(1), (weights * losses).sum(1), problem.calls(atoms.shape[1]), p)
 
 
-class DeterministicBits(se.StraightThrough):
-    """StraightThrough whose hard value comes from the scores and not from the sample."""
-
-    def _relax(self, logits: Tensor, noise: Tensor) -> Tensor:
-        soft = (logits + noise).softmax(-1)
-        return one_hot(logits.detach().expand(noise.shape)) + (soft - soft.detach())
-
-
 def test_an_undetached_baseline_is_found() -> None:
     with pytest.raises(AssertionError, match=r"gradient of the weights is .* standard errors off"):
         sp.testing.check_estimator(UndetachedCritic())
@@ -148,7 +140,7 @@ def seen_bits(estimator: AbstractEstimator, scores: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("estimator", "is_right"), [(se.StraightThrough(), True), (se.ReinMax(), True), (DeterministicBits(), False)]
+    ("estimator", "is_right"), [(se.StraightThrough(), True), (se.ReinMax(), True), (ModeThrough(), False)]
 )
 def test_straight_through_bits_are_samples(estimator: AbstractEstimator, is_right: bool) -> None:
     scores = torch.tensor([-1.0, 0.3, 2.0], dtype=torch.float64).expand(4000, 3).clone().requires_grad_()
