@@ -116,7 +116,7 @@ class AbstractEstimator(torch.nn.Module, ABC):
 
         Raises:
             TypeError: if the estimator does not take the structure, the loss returns no tensor of floats, or ``generator``
-                is none.
+                is neither None nor a `torch.Generator`.
             ValueError: if shapes do not fit, the loss does not return one number for each atom, rows hold a NaN or +inf
                 (which sums over `OneOf` know what to do with) or allow nothing, or the loss is not differentiable where
                 it has to be.

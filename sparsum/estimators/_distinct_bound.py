@@ -70,7 +70,7 @@ def distinct_bound(
 
     Raises:
         TypeError: if scores are not floating-point, k is no int, ``log_joint`` returns no tensor of floats, ``generator`` is
-            none, or there is no `sparsum.Gibbs` distribution over the structure.
+            neither None nor a `torch.Generator`, or there is no `sparsum.Gibbs` distribution over the structure.
         ValueError: if shapes do not fit, k < 2, or rows hold a NaN or +inf or allow nothing.
 
     References:
