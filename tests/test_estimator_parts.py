@@ -312,6 +312,16 @@ def test_a_temperature_falls_by_steps_is_saved_moved_and_kept_in_evaluation() ->
     assert restored.to("meta").temperature().device.type == "meta"
 
 
+@pytest.mark.parametrize("rate", [2e3, 3.5e38, 1e300])
+def test_a_temperature_that_falls_at_once_is_a_number(rate: float) -> None:
+    temperature = se.Anneal(rate, every=2)
+    seen = []
+    for _ in range(4):
+        seen.append(temperature().item())
+        temperature.advance()
+    assert seen == [1.0, 1.0, 0.5, 0.5]
+
+
 # The multi-sample bound, against sums over all tuples of samples.
 
 

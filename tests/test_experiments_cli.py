@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pathlib
 import sys
 
@@ -159,6 +160,91 @@ def test_a_run_that_cannot_be_evaluated_does_not_keep_others_from_it(
     (tmp_path / "runs" / "a" / "checkpoints" / "last.pt").touch()
     assert sparsum(monkeypatch, "evaluate", "runs/a") == 2
     assert "last.pt is empty or cut short" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("batch_size", 0, "batch_size must be at least 1, got 0"),
+        ("batch_size", "64", "batch_size must be a whole number, got '64'"),
+        ("bits", 10**9, "bits must be at most 65536, got 1000000000"),
+        ("k", True, "k must be a whole number, got True"),
+        ("budget", [], "budget must be a whole number or None, got []"),
+        ("lr", "a", "lr must be a number, got 'a'"),
+        ("method", ["topk"], "bitvector-vae has no method ['topk']"),
+        ("colour", 1, "this version knows no colour of bitvector-vae"),
+    ],
+)
+def test_a_run_that_was_told_nonsense_is_named(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    value: object,
+    message: str,
+) -> None:
+    run = ["train", "bitvector-vae", "topk", "--bits", "4", *SMALL, "--out", "run"]
+    assert sparsum(monkeypatch, *run) == 0
+    file = tmp_path / "run" / "config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps(config | {"args": config["args"] | {name: value}}))
+    capsys.readouterr()
+    assert sparsum(monkeypatch, "evaluate", "run", "--samples", "2") == 2
+    assert f"config.json: {message}" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_what_could_not_be_kept_is_not_measured(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sparsum(monkeypatch, "train", "ssvae", "sparse", "--warm-epochs", "1", *SMALL, "--out", "run") == 0
+    assert sparsum(monkeypatch, "evaluate", "run", "--checkpoint", "first") == 2
+    assert "--checkpoint must be one of last, best, got 'first'" in capsys.readouterr().err
+    monkeypatch.setattr(os, "access", lambda _, mode, **__: mode != os.W_OK)
+    assert sparsum(monkeypatch, "evaluate", "run") == 2
+    assert "run cannot be written to" in capsys.readouterr().err.replace("\n", " ")
+    assert sparsum(monkeypatch, "evaluate", "run", "--limit", "8") == 0
+    assert not (tmp_path / "run" / "evaluation.json").exists()
+
+
+def test_what_was_measured_is_told_where_it_cannot_be_written(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sparsum(monkeypatch, "train", "ssvae", "sparse", "--warm-epochs", "1", *SMALL, "--out", "run") == 0
+    (tmp_path / "run" / "evaluation.json").mkdir()  # which no file can take the place of
+    assert sparsum(monkeypatch, "evaluate", "run") == 2
+    assert "it would have held elbo -" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_checkpoint_that_does_not_fit_is_told_and_leaves_the_run_as_it_was(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ["train", "ssvae", "sparse", "--warm-epochs", "1", *SMALL, "--out", "run"]
+    assert sparsum(monkeypatch, *run) == 0
+    told = (tmp_path / "run" / "config.json").read_text()
+    file = tmp_path / "run" / "checkpoints" / "last.pt"
+    good = torch.load(file, weights_only=True)
+    broken = [
+        {name: value for name, value in good.items() if name != "place"},
+        {name: value for name, value in good.items() if name != "optimiser"},
+        good | {"place": good["place"] | {"colour": 1}},
+        good | {"place": good["place"] | {"epoch": "1"}},
+        good | {"model": {}},
+        good | {"model": None},
+    ]
+    for state in broken:
+        torch.save(state, file)
+        capsys.readouterr()
+        resumed = ["train", "ssvae", "sparse", "--epochs", "7", "--out", "run", "--resume"]
+        assert sparsum(monkeypatch, *resumed) == 2
+        told_now = capsys.readouterr().err.replace("\n", " ")
+        assert "last.pt does not fit this run or this version; remove it to begin anew" in told_now
+        assert (tmp_path / "run" / "config.json").read_text() == told
+    torch.save(good, file)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    for line in ("[1]", '{"epoch": "1"}', "{}"):
+        metrics.write_text(line + "\n")
+        assert sparsum(monkeypatch, *resumed) == 2
+        assert "does not say which epoch it is of" in capsys.readouterr().err.replace("\n", " ")
 
 
 def test_a_broken_checkpoint_is_told_with_what_to_do(

@@ -66,9 +66,9 @@ def make_run(
     path: Path, values: list[float], *, calls: float = 2.0, test: dict[str, float] | None = None, **options: Any
 ) -> Path:
     """A run that was never made; an epoch takes 1.5 seconds."""
-    method = options.pop("method", "sparse")
+    experiment, method = options.pop("experiment", "ssvae"), options.pop("method", "sparse")
     folder = RunFolder(path)
-    folder.create("ssvae", make_args("ssvae", method, {"epochs": 3, **options}))
+    folder.create(experiment, make_args(experiment, method, {"epochs": 3, **options}))
     for epoch, value in enumerate(values):
         line = {"epoch": epoch, "validation": {"accuracy": 0.5, "elbo": value}, "calls": {"mean": calls}, "seconds": 1.5}
         folder.add_metrics(line)
@@ -444,6 +444,22 @@ def test_machines_of_seconds_are_named(tmp_path: Path) -> None:
     assert told in compare(section).notes
     page = read(report.write_report([tmp_path], tmp_path / "page.html"))
     assert page.text.count("The seeds of sparse come from different ones") == 3  # two tables and a figure
+
+
+def test_different_numbers_of_samples_are_told(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"experiment": "bitvector-vae", "method": "topk"}
+    found = {"bits_per_dim_paper": 3.5, "n_samples": 64}
+    make_run(tmp_path / "a", [-3.0] * 3, seed=0, test=found, **options)
+    assert "Bits/dim are of 64 samples." in compare(report.read_sections([tmp_path])[0][0]).notes
+    make_run(tmp_path / "b", [-3.0] * 3, seed=1, test=found | {"n_samples": 1024, "n_annealed": 30}, **options)
+    make_run(tmp_path / "c", [-3.0] * 3, test=found | {"n_samples": 1024}, **options | {"method": "gumbel"})
+    told = (
+        "Bits/dim are of 30 annealed images. They are of different numbers of samples, and cannot be compared: "
+        "64 (topk); 1024 (topk, gumbel)."
+    )
+    assert told in compare(report.read_sections([tmp_path])[0][0]).notes
+    make_run(tmp_path / "d", [-3.0] * 3, test={"accuracy": 0.5, "n_samples": 64})  # of nothing that takes samples
+    assert not any("samples" in note for note in compare(report.read_sections([tmp_path / "d"])[0][0]).notes)
 
 
 @pytest.mark.parametrize(("n_epochs", "ticks"), [(1, ["1"]), (2, ["1", "2"]), (4, ["1", "2", "3", "4"])])

@@ -112,6 +112,14 @@ def test_a_record_is_not_overwritten_by_another_setting(tmp_path: Path) -> None:
     assert write_records([tmp_path / "runs" / "one"], tmp_path / "results") == [file]  # the same once more
 
 
+def test_a_broken_record_is_not_overwritten(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs", test={"elbo": -1.0})
+    (file,) = write_records([tmp_path / "runs"], tmp_path / "results")
+    file.write_text("{")
+    with pytest.raises(ValueError, match=r"seed-0\.json is no JSON.*; remove it to write another\nnothing was written"):
+        write_records([tmp_path / "runs"], tmp_path / "results")
+
+
 def test_records_go_into_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="--out must be a folder"):

@@ -129,10 +129,10 @@ def test_an_option_that_makes_no_difference_to_any_run_is_refused(tmp_path: Path
     [
         ("lr", "wants NAME=VALUE"),
         ("lr=", "wants NAME=VALUE"),
-        ("lr=1e-3,x", "'x' is no float"),
-        ("lr=nan", "'nan' is no float"),
-        ("batch-size=1.5", "'1.5' is no int"),
-        ("batch-size=8,,9", "'' is no int"),
+        ("lr=1e-3,x", "'x' is no finite number"),
+        ("lr=nan", "'nan' is no finite number"),
+        ("batch-size=1.5", "'1.5' is no whole number"),
+        ("batch-size=8,,9", "'' is no whole number"),
         ("lr=1e-3,0.001", "given twice"),
         ("rate=1", "no option 'rate'; there are"),
         ("latent=4", "no option 'latent'"),  # an argument that `sparsum train` does not take

@@ -143,6 +143,22 @@ def test_runs_that_were_annealed_differently_are_not_compared() -> None:
     assert chosen(["topk"], experiment="bitvector-vae", by="bits_per_dim_proposal")[0].values == {"lr": 0.1}
 
 
+def test_runs_with_different_numbers_of_samples_are_not_compared() -> None:
+    runs = earlier({"topk": [-1.0, -3.0]}, experiment="bitvector-vae")
+    for run, n_samples in zip(runs, (8, 2), strict=True):
+        found = {"bits_per_dim_paper": 3.5, "epochs": 2, "n_samples": n_samples}
+        (run.folder / "evaluation-validation.json").write_text(json.dumps(found))
+    with pytest.raises(WrongUseError, match=r"measured with 2 and 8 samples, and cannot be compared; .* --samples 8$"):
+        chosen(["topk"], experiment="bitvector-vae", by="bits_per_dim_paper")
+    assert chosen(["topk"], experiment="bitvector-vae", by="elbo")[0].values == {"lr": 0.1}  # which takes none of them
+
+
+def test_a_bound_cannot_choose_for_methods_that_have_none() -> None:
+    earlier({"topk": [-1.0, -3.0]}, experiment="bitvector-vae")
+    with pytest.raises(WrongUseError, match="--by bound: topk has none; it is for topk-bound, "):
+        chosen(["topk"], experiment="bitvector-vae", by="bound")
+
+
 def test_that_nothing_was_tuned_is_said_before_an_evaluation_is_asked_for() -> None:
     earlier({"topk": [-1.0]}, experiment="bitvector-vae", grid={})
     with pytest.raises(WrongUseError, match="nothing was tuned there"):

@@ -9,6 +9,8 @@ from sparsum.estimators._arguments import check_number
 
 # Below this, quotients overflow in float32.
 _LOWEST = 1e-6
+# From here on a temperature is the lowest after one step.
+_FASTEST = 1e3
 
 
 class Anneal(torch.nn.Module):
@@ -45,7 +47,8 @@ class Anneal(torch.nn.Module):
     def forward(self) -> Tensor:
         """The temperature at the present step."""
         held = self.step // self.every * self.every
-        return (-self.rate * held).exp().clamp_min(self.minimum)
+        rate = min(self.rate, _FASTEST)  # a larger one would be infinite in float32, and infinite times no step no number
+        return (-rate * held).exp().clamp_min(self.minimum)
 
     def advance(self) -> None:
         """Go one step further."""

@@ -16,8 +16,8 @@ Method = Annotated[
         help="How the sum over the latent variable is made: exactly over few assignments (sparse, entmax15, topk, "
         "topk-bound, sparsemap, sparsemap-budget) or over all (dense); by samples with a running mean (sfe), a second one "
         "(sfe-plus) or a network (nvil) as baseline, or by weighted ones (wake-wake); partly exactly (distinct-bound, "
-        "sum-and-sample); relaxed (gumbel, st-gumbel; st-gumbel-mode as in the authors' code); in the signal game also "
-        "with the 0/1 loss of a sampled answer (sfe-01, sfe-plus-01). "
+        "sum-and-sample); relaxed (gumbel, st-gumbel, and for bits st-gumbel-mode, which is the paper's); in the signal "
+        "game also with the 0/1 loss of a sampled answer (sfe-01, sfe-plus-01). "
         "A wrong one lists those of the experiment."
     ),
 ]

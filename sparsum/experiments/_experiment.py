@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -12,7 +13,11 @@ import torch
 from torch import Tensor
 
 from sparsum.estimators import Anneal
+from sparsum.experiments._checked import check_kinds, check_ranges
 from sparsum.experiments._totals import Totals
+
+# More than any run has, and no more than a tensor can count.
+_MOST_STEPS = 2**60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +49,19 @@ class CommonArgs:
     temperature_every: int = 1000
     device: str = "auto"
     precision: str = "32"
+
+    def __post_init__(self) -> None:
+        check_kinds(self)
+        check_ranges(
+            self,
+            {
+                "epochs": (0, math.inf),
+                "lr": (0, math.inf),
+                "batch_size": (1, math.inf),
+                "temperature_decay": (0, math.inf),
+                "temperature_every": (1, _MOST_STEPS),
+            },
+        )
 
     def temperature(self) -> Anneal:
         """The temperature of a Gumbel method, at its first step."""

@@ -17,6 +17,7 @@ from torch.distributions import Distribution
 
 import sparsum as sp
 from sparsum.estimators import AbstractEstimator, Bound, Estimate
+from sparsum.experiments._checked import SIZE, check_ranges
 from sparsum.experiments._experiment import GUMBEL_OPTIONS, AbstractExperiment, CommonArgs, Step
 from sparsum.experiments._layers import Centred, adam, perceptron
 from sparsum.experiments._mode import ModeThrough
@@ -68,6 +69,8 @@ class Args(CommonArgs):
     entropy: float = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self, {"bits": SIZE, "k": (1, math.inf)})
         if self.method not in ESTIMATORS:
             raise ValueError(f"method must be one of {', '.join(ESTIMATORS)}, got {self.method!r}")
         if self.method in {"dense", "sparse", "entmax15"} and self.bits > MAX_LISTED_BITS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from sparsum.experiments.running import device_of
 from sparsum.experiments.runs import RunFolder
 
 SPLITS = ("test", "validation")
+CHECKPOINTS = ("last", "best")
 
 
 def evaluate_run(
@@ -49,6 +51,10 @@ def evaluate_run(
     """
     if split not in SPLITS:
         raise WrongUseError(f"--split must be one of {', '.join(SPLITS)}, got {split!r}")
+    if checkpoint not in CHECKPOINTS:
+        raise WrongUseError(f"--checkpoint must be one of {', '.join(CHECKPOINTS)}, got {checkpoint!r}")
+    if limit is None and not os.access(path, os.W_OK):
+        raise PermissionError(f"{path} cannot be written to, so that what is measured could not be kept; give a --limit")
     experiment, state = restore_experiment(path, checkpoint=checkpoint, device=device, data_dir=data_dir)
     n_epochs = _n_epochs(state, RunFolder(path).checkpoint_file(checkpoint))  # a broken one is told before the work
     place, seed = next(experiment.model.parameters()).device, experiment.args.seed
@@ -62,8 +68,17 @@ def evaluate_run(
     if limit is None:
         file = path / _file_name(split, checkpoint)
         kept = {} if n_annealed else _annealed_before(file, n_epochs, n_samples)
-        write_json(file, kept | metrics | {"epochs": n_epochs, "n_samples": n_samples})
+        _keep(file, metrics, kept | {"epochs": n_epochs, "n_samples": n_samples})
     return metrics
+
+
+def _keep(file: pathlib.Path, metrics: dict[str, float], others: dict[str, float]) -> None:
+    """Write what was measured; if that fails it is told, since it may have taken hours."""
+    try:
+        write_json(file, others | metrics)
+    except OSError as error:
+        told = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
+        raise OSError(f"{error}; it would have held {told}") from error
 
 
 def _annealed_before(file: pathlib.Path, n_epochs: float, n_samples: int) -> dict[str, float]:
@@ -97,7 +112,10 @@ def restore_experiment(
     """
     folder = RunFolder(path)
     config = folder.config()
-    args = restore_args(config["experiment"], config["args"])
+    try:
+        args = restore_args(config["experiment"], config["args"])
+    except ValueError as error:
+        raise ValueError(f"{folder.config_file}: {error}") from error
     if device is not None:
         args = dataclasses.replace(args, device=device)
     if data_dir is not None:

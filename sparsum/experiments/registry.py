@@ -101,8 +101,14 @@ def train_options() -> list[str]:
 
 
 def restore_args(name: str, saved: dict[str, Any]) -> CommonArgs:
-    """The arguments that a run was begun with."""
-    kind = args_class(name)
+    """The arguments that a run was begun with.
+
+    Raises:
+        ValueError: if they are none of this experiment.
+    """
+    kind, known = args_class(name), experiment_class(name).methods
+    if saved.get("method") not in known:
+        raise WrongUseError(f"{name} has no method {saved.get('method')!r}; there are {', '.join(known)}")
     unknown = set(saved) - {field.name for field in dataclasses.fields(kind)}
     if unknown:
         raise WrongUseError(

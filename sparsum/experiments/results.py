@@ -69,7 +69,11 @@ def write_records(
         record = record_of(run, variant)
         problems += _not_finite(run.path, record)
         file = out / _path(record)
-        other = records.get(file) or _written(file)
+        try:
+            other = records.get(file) or _written(file)
+        except ValueError as error:
+            problems.append(f"{error}; remove it to write another")
+            continue
         if other is not None and (file in records or _told(other) != _told(record)):
             seen = f"as another run with {_difference(other, record)}"
             problems.append(f"{run.path} would be {file}, {seen}; other settings of a method need a --variant")

@@ -44,13 +44,15 @@ def run(
             raise WrongUseError(f"{folder.path} holds a run already: add --resume to go on with it, or give another --out")
         fabric = fabric_for(args)
         experiment = make_experiment(name, args, fabric.device)
-        if resume:
-            folder.update_args(args)
-        else:
-            folder.create(name, args)
         criterion = experiment.criterion_of(args.method)
         with LiveLine(f"{name} {method} seed {args.seed}", args.epochs, criterion) as line:
-            return folder, Training(experiment, folder, fabric, line, checkpoint_seconds).run()
+            training = Training(experiment, folder, fabric, line, checkpoint_seconds)
+            if resume:
+                training.restore()  # one that cannot go on stays what it was
+                folder.update_args(args)
+            else:
+                folder.create(name, args)
+            return folder, training.run()
 
 
 def default_folder(name: str, args: CommonArgs) -> pathlib.Path:
@@ -70,7 +72,10 @@ def _resumed_args(folder: RunFolder, name: str, method: str, options: dict[str, 
     saved = config["args"]
     if (config["experiment"], saved["method"]) != (name, method):
         raise WrongUseError(f"{folder.path} holds a run of {config['experiment']} {saved['method']}, not of {name} {method}")
-    restored = restore_args(name, saved)
+    try:
+        restored = restore_args(name, saved)
+    except ValueError as error:
+        raise ValueError(f"{folder.config_file}: {error}") from error
     for key, value in options.items():
         begun_with = getattr(restored, key, None)  # an older version may not have known the option
         if value is not None and key not in _FREE_ON_RESUME and begun_with != value:

@@ -87,7 +87,11 @@ class RunFolder:
         if not self.exists():
             raise FileNotFoundError(f"{self.path} holds no run: there is no config.json in it")
         config = read_json(self.config_file)
-        if not isinstance(config, dict) or not isinstance(config.get("args"), dict) or "experiment" not in config:
+        if (
+            not isinstance(config, dict)
+            or not isinstance(config.get("args"), dict)
+            or not isinstance(config.get("experiment"), str)
+        ):
             raise ValueError(f"{self.config_file} does not say what a run was told")
         return config
 
@@ -101,7 +105,10 @@ class RunFolder:
 
     def forget_metrics(self, epoch: int) -> None:
         """Drop the lines of epochs that will be done again, from ``epoch`` on."""
-        kept = [line for line in self.metrics() if line["epoch"] < epoch]
+        try:
+            kept = [line for line in self.metrics() if line["epoch"] < epoch]
+        except (LookupError, TypeError) as error:
+            raise ValueError(f"a line of {self.metrics_file} does not say which epoch it is of") from error
         write_bytes(self.metrics_file, b"".join((json.dumps(line) + "\n").encode() for line in kept))
 
     def checkpoint_file(self, name: str) -> pathlib.Path:

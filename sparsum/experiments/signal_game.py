@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 import sparsum as sp
+from sparsum.experiments._checked import SIZE, check_ranges
 from sparsum.experiments._experiment import GUMBEL_OPTIONS, AbstractExperiment, CommonArgs, Step
 from sparsum.experiments._layers import ScalarMap, adam
 from sparsum.experiments._seeds import generator_for, with_seed
@@ -57,6 +58,8 @@ class Args(CommonArgs):
     k: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self, dict.fromkeys(("steps_per_epoch", "n_symbols", "embedding", "n_filters", "k"), SIZE))
         if self.sender_temperature <= 0:
             raise ValueError(f"sender_temperature must be more than 0, got {self.sender_temperature}")
 

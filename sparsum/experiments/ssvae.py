@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import sparsum as sp
+from sparsum.experiments._checked import SIZE, check_ranges
 from sparsum.experiments._experiment import GUMBEL_OPTIONS, AbstractExperiment, CommonArgs, Step
 from sparsum.experiments._layers import adam, perceptron
 from sparsum.experiments._seeds import generator_for, with_seed
@@ -46,6 +47,10 @@ class Args(CommonArgs):
     weight_decay: float = 1e-5
     k: int = 1
     latent: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self, {"warm_epochs": (0, math.inf), "weight_decay": (0, math.inf), "k": SIZE, "latent": SIZE})
 
 
 ESTIMATORS: dict[str, Callable[[Args, int], sp.estimators.AbstractEstimator]] = {

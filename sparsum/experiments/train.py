@@ -91,12 +91,29 @@ class Training:
         self._noise: torch.Tensor | None = None  # the state of the generator in the middle of an epoch
         self._best: dict[str, Any] | None = None  # a checkpoint to be written with the next one
         self._saved_at = self._looked_at = time.monotonic()
+        self._is_restored = self._is_begun = False
+
+    def restore(self) -> None:
+        """Go to where the run was, if it has a checkpoint.
+
+        Raises:
+            ValueError: if the checkpoint is broken, or of another run; it names the file.
+        """
+        self._is_restored = True
+        if (state := self._last_checkpoint()) is None:
+            return
+        try:
+            self._restore(state)
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            file = self.folder.checkpoint_file("last")
+            raise ValueError(f"{file} does not fit this run or this version; remove it to begin anew") from error
+        self._is_begun = True
 
     def run(self) -> list[dict[str, Any]]:
         """Train to the end; returns the metrics of all epochs."""
-        if (state := self._last_checkpoint()) is not None:
-            self._restore(state)
-        else:
+        if not self._is_restored:
+            self.restore()
+        if not self._is_begun:
             self._start()
         self.folder.forget_metrics(self.place.epoch)
         if (n_lines := len(self.folder.metrics())) != self.place.epoch:
@@ -278,6 +295,8 @@ class Training:
         for group in self.steps.optimiser.param_groups:  # it may come from another device
             group["capturable"] = self.fabric.device.type == "cuda"
         self.place = _Place(**state["place"])
+        if not all(isinstance(count, int) and count >= 0 for count in (self.place.epoch, self.place.step)):
+            raise ValueError("a place is a number of epochs and of steps")
         if "record" in state:
             self.record.restore(state["record"])
             self._noise = state["noise"]

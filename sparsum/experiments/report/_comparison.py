@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from sparsum.experiments.registry import experiment_class
 from sparsum.experiments.report._columns import Column, columns_of
+from sparsum.experiments.report._estimates import estimates_note
 from sparsum.experiments.report._machines import machines_note
 from sparsum.experiments.report._paper import NOTHING, PaperTable, paper_table
 from sparsum.experiments.report._records import RunRecord
@@ -74,6 +75,7 @@ def compare(section: Section, *, best_only: bool = False) -> Comparison:
     columns["seeds"] = [Cell(_seeds(row)) for row in rows]
     notes = [
         _measures(section.data, rows),
+        estimates_note((row.label, row.runs) for row in rows),
         settings_note(section.experiment, rows),
         machines_note((row.label, row.runs) for row in rows),
         paper.note if paper else "",

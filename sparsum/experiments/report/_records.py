@@ -6,7 +6,7 @@ import math
 import pathlib
 import shlex
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 from sparsum.experiments._files import read_json
@@ -16,6 +16,8 @@ from sparsum.experiments.runs import RunFolder
 RECORD_KEYS = ("experiment", "method", "bits", "variant", "seed", "config", "epochs", "test", "seconds", "versions")
 # What a run has to be told at least, to be compared with others.
 _NEEDED = {"method", "seed", "epochs", "data"}
+# How many samples an evaluation took, and how many images were annealed.
+_COUNTS = ("n_samples", "n_annealed")
 # How many digits of a number mean something, and are kept in records.
 _DIGITS = 6
 
@@ -34,6 +36,7 @@ class RunRecord:
         problem: what could not be read, in words; empty if nothing.
         variant: how it differs from others of its method, in the word that its record has for it; None for a folder.
         machine: what it was made on; empty if it is not known.
+        counts: how many samples the evaluation took (``n_samples``), and images that were annealed (``n_annealed``).
     """
 
     path: pathlib.Path
@@ -45,6 +48,7 @@ class RunRecord:
     problem: str = ""
     variant: str | None = None
     machine: str = ""
+    counts: dict[str, float] = field(default_factory=dict)
 
     @property
     def is_finished(self) -> bool:
@@ -112,8 +116,9 @@ def read_run(path: pathlib.Path) -> RunRecord:
         test, problem = read_evaluation(path / "evaluation.json", len(lines)), ""
     except (OSError, ValueError) as error:
         test, problem = {}, str(error)
+    counts = _counts(_json(path / "evaluation.json")) if test else {}
     command, machine = _typed(config.get("command")), _machine(config)
-    return RunRecord(path, config["experiment"], args, command, lines, test, problem, machine=machine)
+    return RunRecord(path, config["experiment"], args, command, lines, test, problem, machine=machine, counts=counts)
 
 
 def read_record(file: pathlib.Path) -> RunRecord:
@@ -145,7 +150,9 @@ def _from_record(file: pathlib.Path, record: dict[str, Any]) -> RunRecord:
     if not lines or not all(map(_is_measured, lines)):
         raise ValueError("an epoch lacks validation, calls or seconds")
     metrics, machine = _without_errors(_numbers(test, "its test")), _machine(record["versions"])
-    return RunRecord(file, record["experiment"], args, "", lines, metrics, variant=variant or "", machine=machine)
+    return RunRecord(
+        file, record["experiment"], args, "", lines, metrics, variant=variant or "", machine=machine, counts=_counts(test)
+    )
 
 
 def _machine(found: Any) -> str:
@@ -283,8 +290,13 @@ def _numbers(found: dict[str, Any], where: str) -> dict[str, float]:
 
 def _without_errors(metrics: dict[str, float]) -> dict[str, float]:
     """The metrics of an evaluation alone."""
-    hidden = {f"{name}_se" for name in metrics} | {"epochs", "n_samples", "n_annealed"}
+    hidden = {f"{name}_se" for name in metrics} | {"epochs", *_COUNTS}
     return {name: value for name, value in metrics.items() if name not in hidden}
+
+
+def _counts(metrics: dict[str, float]) -> dict[str, float]:
+    """How much was drawn for an evaluation."""
+    return {name: metrics[name] for name in _COUNTS if name in metrics}
 
 
 def rounded(value: Any) -> Any:

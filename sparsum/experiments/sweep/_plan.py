@@ -178,7 +178,8 @@ def _parsed(text: str, kind: Any, typed: str) -> Any:
     except ValueError:
         is_number = False
     if not text or not is_number:
-        raise WrongUseError(f"--grid {typed}: {text!r} is no {kinds[0].__name__}")
+        words = {int: "whole number", float: "finite number"}
+        raise WrongUseError(f"--grid {typed}: {text!r} is no {words.get(kinds[0], 'value')}")
     return value
 
 

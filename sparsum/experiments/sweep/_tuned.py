@@ -134,16 +134,21 @@ class _Judge:
             ) from error
 
 
-def _check_alike(method: str, earlier: _Earlier) -> None:
-    """Raise if what was annealed for few images would be compared with what was for many."""
-    found = [read_json(record.path / _EVALUATION) for record in earlier.of(method)]
-    counts = sorted({metrics["n_annealed"] for metrics in found if "n_annealed" in metrics})
-    if len(counts) > 1:
-        numbers = " and ".join(f"{n:g}" for n in counts)
-        raise WrongUseError(
-            f"--tuned-by {earlier.folder}: runs of {method} were annealed for {numbers} images, and cannot be compared; "
-            f"run sparsum evaluate {earlier.folder} --split validation --annealed {counts[-1]:g}"
-        )
+def _check_alike(method: str, earlier: _Earlier, judge: _Judge) -> None:
+    """Raise if what was estimated with few samples, or for few images, would be compared with what was with many."""
+    files = [record.path / _EVALUATION for record in earlier.of(method) if judge.name not in record.validation]
+    found = [read_json(file) for file in files]
+    kinds = {"n_samples": ("measured with {} samples", "--samples")}
+    if judge.name.endswith("annealed"):
+        kinds["n_annealed"] = ("annealed for {} images", "--annealed")
+    for name, (how, option) in kinds.items():
+        counts = sorted({metrics[name] for metrics in found if name in metrics})
+        if len(counts) > 1:
+            numbers = " and ".join(f"{n:g}" for n in counts)
+            raise WrongUseError(
+                f"--tuned-by {earlier.folder}: runs of {method} were {how.format(numbers)}, and cannot be compared; "
+                f"run sparsum evaluate {earlier.folder} --split validation {option} {counts[-1]:g}"
+            )
 
 
 def _check_judge(experiment: str, by: str | None) -> None:
@@ -155,8 +160,15 @@ def _check_judge(experiment: str, by: str | None) -> None:
 
 
 def _judge(experiment: str, method: str, by: str | None) -> _Judge:
-    """What decides: by default the criterion of the method."""
+    """What decides: by default the criterion of the method.
+
+    Raises:
+        WrongUseError: if it is what other methods are trained by, and this one never measures.
+    """
     kind = experiment_class(experiment)
+    owners = [other for other, criterion in kind.own_criteria.items() if criterion == by]
+    if owners and method not in owners:
+        raise WrongUseError(f"--by {by}: {method} has none; it is for {', '.join(owners)}, and --methods leaves out others")
     return _Judge(by or kind.criterion_of(method), kind.judges.get(by or "", 1))
 
 
@@ -249,8 +261,7 @@ def _choice(
     names = _tuned_options(experiment, method, earlier)
     summaries = summaries_by_setting(earlier.of(method))
     means = [judge.mean(summary, earlier) for summary in summaries]
-    if judge.name.endswith("annealed"):
-        _check_alike(method, earlier)
+    _check_alike(method, earlier, judge)
     numbers = [i for i, mean in enumerate(means) if not math.isnan(mean)]
     if not numbers:
         raise WrongUseError(f"--tuned-by {earlier.folder}: no run of {method} there has measured {judge.name}")
