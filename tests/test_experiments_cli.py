@@ -193,6 +193,19 @@ def test_a_run_that_was_told_nonsense_is_named(
     assert f"config.json: {message}" in capsys.readouterr().err.replace("\n", " ")
 
 
+def test_options_that_make_no_difference_are_named_and_do_not_tell_records_apart(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for k in ("7", "8"):
+        run = ["train", "bitvector-vae", "st-gumbel-mode", "--bits", "4", "--k", k, *SMALL, "--out", k]
+        assert sparsum(monkeypatch, *run) == 0
+        assert "--k makes no difference to st-gumbel-mode\n" in capsys.readouterr().err
+        assert sparsum(monkeypatch, "evaluate", k, "--samples", "2") == 0
+        assert sparsum(monkeypatch, "record", k) == 0  # the second in the place of the first, which it is the same as
+    assert sparsum(monkeypatch, "train", "bitvector-vae", "topk", "--bits", "4", "--k", "7", *SMALL, "--out", "topk") == 0
+    assert "no difference" not in capsys.readouterr().err
+
+
 def test_what_could_not_be_kept_is_not_measured(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,7 +47,7 @@ from sparsum.experiments._cli_options import (
 from sparsum.experiments._record import DivergedError
 from sparsum.experiments.demo import run_demo
 from sparsum.experiments.evaluate import evaluate_run
-from sparsum.experiments.registry import WrongUseError
+from sparsum.experiments.registry import WrongUseError, heeds
 from sparsum.experiments.report import find_runs, page_file, read_comparisons, read_sections, sections_table, write_page
 from sparsum.experiments.report import latex as as_latex
 from sparsum.experiments.report import markdown as as_markdown
@@ -107,6 +107,8 @@ def train(
     Example: sparsum train ssvae sparse --epochs 5 --out runs/first
     """
     options = _options(locals())
+    for name in (name for name, value in options.items() if value is not None and not heeds(experiment, method, name)):
+        _note(f"--{name.replace('_', '-')} makes no difference to {method}")
     folder, metrics = run(experiment, method, options, out=out, resume=resume, checkpoint_seconds=checkpoint_seconds)
     last = metrics[-1]
     shown = ", ".join(f"{name} {value:.4g}" for name, value in last["validation"].items())
@@ -357,8 +359,12 @@ def main() -> None:
 
 
 def _fail(text: str, status: int) -> None:
-    Console(stderr=True).print(text, highlight=False, soft_wrap=True, markup=False)
+    _note(text)
     sys.exit(status)
+
+
+def _note(text: str) -> None:
+    Console(stderr=True).print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 if __name__ == "__main__":

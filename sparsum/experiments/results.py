@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from sparsum.experiments._files import read_json, write_bytes
-from sparsum.experiments.registry import WrongUseError, with_defaults
+from sparsum.experiments.registry import WrongUseError, heeds, with_defaults
 from sparsum.experiments.report import RunRecord, columns_of, read_folders, read_record, rounded
 from sparsum.experiments.report.latent import LATENT_FILE, NoView, latent_of_run
 from sparsum.experiments.runs import RunFolder
@@ -130,8 +130,9 @@ def _written(file: pathlib.Path) -> dict[str, Any] | None:
 
 
 def _told(record: dict[str, Any]) -> dict[str, Any]:
-    """What the run of a record was told, by whatever version."""
-    return with_defaults(record["experiment"], record["config"])
+    """What the run of a record was told, by whatever version, as far as it makes a difference to its method."""
+    experiment, told = record["experiment"], with_defaults(record["experiment"], record["config"])
+    return {name: value for name, value in told.items() if heeds(experiment, told["method"], name)}
 
 
 def _difference(one: dict[str, Any], other: dict[str, Any]) -> str:
