@@ -91,9 +91,9 @@ def test_symbols_start_as_in_the_paper(method: str, symbol_init: str | None, is_
 
 
 def test_symbol_init_is_checked() -> None:
-    with pytest.raises(ValueError, match=r"sender_temperature must be more than 0, got 0"):
+    with pytest.raises(ValueError, match=r"--sender-temperature must be more than 0, got 0"):
         Args(method="sparse", sender_temperature=0)
-    with pytest.raises(ValueError, match=r"symbol_init must be normal or uniform, got 'zero'"):
+    with pytest.raises(ValueError, match=r"--symbol-init must be normal or uniform, got 'zero'"):
         Receiver(Args(method="sparse", symbol_init="zero"), 3)
 
 

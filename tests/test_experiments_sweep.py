@@ -359,7 +359,7 @@ def test_plan_is_listed_with_times_and_starts_nothing(tmp_path: Path, capsys: py
     assert [each.seconds for each in estimates] == [3.0, 6.0]  # an epoch took 3 seconds
     assert estimates[1].basis == "1 epochs done before"
     assert command(tmp_path / "other", plan_only=True, options=TINY | {"batch_size": 10_000}) == 0
-    assert "batch_size must be at most" in capsys.readouterr().out
+    assert "--batch-size must be at most" in capsys.readouterr().out
 
 
 def test_finished_sweep_is_reported_without_a_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,9 +20,18 @@ def check_kinds(told: object) -> None:
         value = getattr(told, name)
         if not any(_is_of_kind(value, kind) for kind in kinds):
             wanted = " or ".join(_WORDS.get(kind, "None") for kind in kinds)
-            raise ValueError(f"{name} must be {wanted}, got {value!r}")
+            raise ValueError(f"{as_option(name)} must be {wanted}, got {value!r}")
         if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{name} must be a finite number, got {value}")
+            raise ValueError(f"{as_option(name)} must be a finite number, got {value}")
+
+
+def as_option(name: str) -> str:
+    """How an argument is typed.
+
+    >>> as_option("batch_size")
+    '--batch-size'
+    """
+    return f"--{name.replace('_', '-')}"
 
 
 def _is_of_kind(value: Any, kind: type) -> bool:
@@ -37,6 +46,6 @@ def check_ranges(told: object, ranges: Mapping[str, tuple[float, float]]) -> Non
     for name, (least, most) in ranges.items():
         value = getattr(told, name)
         if value is not None and value < least:
-            raise ValueError(f"{name} must be at least {least:g}, got {value}")
+            raise ValueError(f"{as_option(name)} must be at least {least:g}, got {value}")
         if value is not None and value > most:
-            raise ValueError(f"{name} must be at most {most:g}, got {value}")
+            raise ValueError(f"{as_option(name)} must be at most {most:g}, got {value}")

@@ -75,29 +75,29 @@ class Args(CommonArgs):
             raise ValueError(f"method must be one of {', '.join(ESTIMATORS)}, got {self.method!r}")
         if self.method in {"dense", "sparse", "entmax15"} and self.bits > MAX_LISTED_BITS:
             raise ValueError(
-                f"{self.method} lists all 2**bits vectors, so bits must be at most {MAX_LISTED_BITS}, got {self.bits}; "
+                f"{self.method} lists all 2**bits vectors, so --bits must be at most {MAX_LISTED_BITS}, got {self.bits}; "
                 "topk and sparsemap take any number"
             )
         if self.solver not in SOLVERS:
-            raise ValueError(f"solver must be one of {', '.join(filter(None, SOLVERS))}, got {self.solver!r}")
+            raise ValueError(f"--solver must be one of {', '.join(filter(None, SOLVERS))}, got {self.solver!r}")
         if self.method == "sparsemap-budget" and self.budget is not None and not 1 <= self.budget <= self.bits:
-            raise ValueError(f"budget must be from 1 to {self.bits}, the number of bits, got {self.budget}")
+            raise ValueError(f"--budget must be from 1 to {self.bits}, the number of bits, got {self.budget}")
         if (self.method, self.solver) == ("sparsemap-budget", "nested"):
             raise ValueError("the solver nested ignores a budget: use systematic or active-set for sparsemap-budget")
         if self.bit_order not in BIT_ORDERS:
-            raise ValueError(f"bit_order must be one of {', '.join(BIT_ORDERS)}, got {self.bit_order!r}")
+            raise ValueError(f"--bit-order must be one of {', '.join(BIT_ORDERS)}, got {self.bit_order!r}")
         if self.bit_order != "fixed" and not self._is_systematic:
-            raise ValueError(f"bit_order {self.bit_order} is for the solver systematic of sparsemap and sparsemap-budget")
+            raise ValueError(f"--bit-order {self.bit_order} is for the solver systematic of sparsemap and sparsemap-budget")
         if self.score_centre not in SCORE_CENTRES:
-            raise ValueError(f"score_centre must be one of {', '.join(SCORE_CENTRES)}, got {self.score_centre!r}")
+            raise ValueError(f"--score-centre must be one of {', '.join(SCORE_CENTRES)}, got {self.score_centre!r}")
         if self.score_centre == "batch" and self.batch_size < 2:
-            raise ValueError(f"score_centre batch needs a batch_size of at least 2, got {self.batch_size}")
+            raise ValueError(f"--score-centre batch needs a --batch-size of at least 2, got {self.batch_size}")
         if self.method in BOUNDS and self.entropy != 1:
-            raise ValueError(f"{self.method} has no entropy in what it trains, so entropy must be 1, got {self.entropy}")
+            raise ValueError(f"{self.method} has no entropy in what it trains, so --entropy must be 1, got {self.entropy}")
         if self.method in BOUNDS and self.k < 2:
-            raise ValueError(f"{self.method} compares codes with each other, so k must be at least 2, got {self.k}")
+            raise ValueError(f"{self.method} compares codes with each other, so --k must be at least 2, got {self.k}")
         if self.score_temperature <= 0:
-            raise ValueError(f"score_temperature must be more than 0, got {self.score_temperature}")
+            raise ValueError(f"--score-temperature must be more than 0, got {self.score_temperature}")
 
     @property
     def _is_systematic(self) -> bool:
@@ -311,7 +311,7 @@ class BitvectorVAE(AbstractExperiment):
         n_train = len(self.images.train.x)
         self.n_steps, self.n_calls_per_step = n_train // args.batch_size, args.batch_size
         if not self.n_steps:
-            raise ValueError(f"batch_size must be at most {n_train}, the training images, got {args.batch_size}")
+            raise ValueError(f"--batch-size must be at most {n_train}, the training images, got {args.batch_size}")
         sizes = self.images.train.x.shape[1], self.images.n_levels
         self.model: Model = with_seed(lambda: Model(args, *sizes), args.seed, "weights").to(device)
 

@@ -13,6 +13,7 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from sparsum.experiments import _data_commands
+from sparsum.experiments._checked import as_option
 from sparsum.experiments._cli_options import (
     BatchSize,
     BitOrder,
@@ -108,7 +109,7 @@ def train(
     """
     options = _options(locals())
     for name in (name for name, value in options.items() if value is not None and not heeds(experiment, method, name)):
-        _note(f"--{name.replace('_', '-')} makes no difference to {method}")
+        _note(f"{as_option(name)} makes no difference to {method}")
     folder, metrics = run(experiment, method, options, out=out, resume=resume, checkpoint_seconds=checkpoint_seconds)
     last = metrics[-1]
     shown = ", ".join(f"{name} {value:.4g}" for name, value in last["validation"].items())

@@ -8,12 +8,12 @@ import functools
 import importlib
 import importlib.resources
 import inspect
-import math
 import tomllib
 from typing import Any
 
 import torch
 
+from sparsum.experiments._checked import as_option
 from sparsum.experiments._experiment import AbstractExperiment, CommonArgs
 
 #: Where each experiment is, imported when it is asked for.
@@ -58,10 +58,7 @@ def make_args(name: str, method: str, options: dict[str, Any]) -> CommonArgs:
     given = {key: value for key, value in options.items() if value is not None}
     for key in given:
         if key not in fields:
-            raise WrongUseError(f"--{key.replace('_', '-')} is no option of {name}")
-    for key, value in given.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise WrongUseError(f"--{key.replace('_', '-')} must be a finite number, got {value}")
+            raise WrongUseError(f"{as_option(key)} is no option of {name}")
     data = given.get("data", kind.data)
     bits = given.get("bits", getattr(kind, "bits", None))
     tables = [_presets(name).get(part, {}) for part in ("all", method)]

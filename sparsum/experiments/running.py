@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from lightning_fabric import Fabric
 
+from sparsum.experiments._checked import as_option
 from sparsum.experiments._experiment import CommonArgs
 from sparsum.experiments._watch import LiveLine
 from sparsum.experiments.registry import WrongUseError, make_args, make_experiment, restore_args
@@ -79,8 +80,7 @@ def _resumed_args(folder: RunFolder, name: str, method: str, options: dict[str, 
     for key, value in options.items():
         begun_with = getattr(restored, key, None)  # an older version may not have known the option
         if value is not None and key not in _FREE_ON_RESUME and begun_with != value:
-            option = f"--{key.replace('_', '-')}"
-            raise WrongUseError(f"{folder.path} was begun with {option} {begun_with} and cannot go on with {value}")
+            raise WrongUseError(f"{folder.path} was begun with {as_option(key)} {begun_with} and cannot go on with {value}")
     n_done = len(folder.metrics())
     if options.get("epochs") is not None and options["epochs"] < n_done:
         raise WrongUseError(f"{folder.path} has {n_done} epochs already: --epochs must be at least {n_done}")

@@ -61,7 +61,7 @@ class Args(CommonArgs):
         super().__post_init__()
         check_ranges(self, dict.fromkeys(("steps_per_epoch", "n_symbols", "embedding", "n_filters", "k"), SIZE))
         if self.sender_temperature <= 0:
-            raise ValueError(f"sender_temperature must be more than 0, got {self.sender_temperature}")
+            raise ValueError(f"--sender-temperature must be more than 0, got {self.sender_temperature}")
 
 
 ESTIMATORS: dict[str, Callable[[Args, int], sp.estimators.AbstractEstimator | ZeroOne]] = {
@@ -113,7 +113,7 @@ class Receiver(torch.nn.Module):
         self.symbol = torch.nn.Embedding(args.n_symbols, args.embedding)  # drawn from N(0, 1)
         start = args.symbol_init or ("uniform" if args.method in {"gumbel", "st-gumbel"} else "normal")
         if start not in {"normal", "uniform"}:
-            raise ValueError(f"symbol_init must be normal or uniform, got {start!r}")
+            raise ValueError(f"--symbol-init must be normal or uniform, got {start!r}")
         if start == "uniform":
             bound = args.n_symbols**-0.5  # 1/16 for 256 symbols, as in a linear layer of one-hot vectors
             torch.nn.init.uniform_(self.symbol.weight, -bound, bound)

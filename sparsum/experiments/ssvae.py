@@ -189,7 +189,7 @@ class SemisupervisedVAE(AbstractExperiment):
         self.n_steps = len(self.unlabelled) // args.batch_size
         if not self.n_steps:
             raise ValueError(
-                f"batch_size must be at most {len(self.unlabelled)}, the unlabelled images, got {args.batch_size}"
+                f"--batch-size must be at most {len(self.unlabelled)}, the unlabelled images, got {args.batch_size}"
             )
         self.n_calls_per_step = args.batch_size
         weight = len(self.unlabelled) / len(self.labelled)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sparsum.experiments._checked import as_option
 from sparsum.experiments._experiment import CommonArgs
 from sparsum.experiments.registry import WrongUseError, args_class, experiment_class, make_args, train_options
 
@@ -52,7 +53,7 @@ class PlannedRun:
     def arguments(self) -> list[str]:
         """What comes after `sparsum train`, without ``--resume``."""
         given = {name: value for name, value in self.options.items() if value is not None}
-        typed = [text for name, value in given.items() for text in (_option(name), str(value))]
+        typed = [text for name, value in given.items() for text in (as_option(name), str(value))]
         return [self.experiment, self.method, *typed, "--out", str(self.folder)]
 
 
@@ -83,11 +84,13 @@ def make_plan(
     if "seed" in given:
         raise WrongUseError("a sweep takes --seeds N, the seeds 0 to N-1, and no --seed")
     for name in grid.keys() & given.keys():
-        raise WrongUseError(f"{_option(name)} is given alone and in --grid; leave one of them out")
+        raise WrongUseError(f"{as_option(name)} is given alone and in --grid; leave one of them out")
     own = {method: dict((tuned or {}).get(method, {})) for method in methods}
     for method, values in own.items():
         for name in sorted(values.keys() & (grid.keys() | given.keys())):
-            raise WrongUseError(f"{_option(name)} is given here and tuned for {method} by --tuned-by; leave one of them out")
+            raise WrongUseError(
+                f"{as_option(name)} is given here and tuned for {method} by --tuned-by; leave one of them out"
+            )
     plan = [
         _planned(experiment, method, given | own[method], setting, seed, out)
         for method in methods
@@ -181,7 +184,3 @@ def _parsed(text: str, kind: Any, typed: str) -> Any:
         words = {int: "whole number", float: "finite number"}
         raise WrongUseError(f"--grid {typed}: {text!r} is no {words.get(kinds[0], 'value')}")
     return value
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
