@@ -253,6 +253,10 @@ def test_a_checkpoint_that_does_not_fit_is_told_and_leaves_the_run_as_it_was(
         assert "last.pt does not fit this run or this version; remove it to begin anew" in told_now
         assert (tmp_path / "run" / "config.json").read_text() == told
     torch.save(good, file)
+    (tmp_path / "run" / "config.json").write_text(json.dumps(json.loads(told) | {"args": {}}))
+    assert sparsum(monkeypatch, *resumed) == 2
+    assert "run holds a run of ssvae None, not of ssvae sparse" in capsys.readouterr().err.replace("\n", " ")
+    (tmp_path / "run" / "config.json").write_text(told)
     metrics = tmp_path / "run" / "metrics.jsonl"
     for line in ("[1]", '{"epoch": "1"}', "{}"):
         metrics.write_text(line + "\n")

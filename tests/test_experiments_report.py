@@ -454,7 +454,7 @@ def test_different_numbers_of_samples_are_told(tmp_path: Path) -> None:
     make_run(tmp_path / "b", [-3.0] * 3, seed=1, test=found | {"n_samples": 1024, "n_annealed": 30}, **options)
     make_run(tmp_path / "c", [-3.0] * 3, test=found | {"n_samples": 1024}, **options | {"method": "gumbel"})
     told = (
-        "Bits/dim are of 30 annealed images. They are of different numbers of samples, and cannot be compared: "
+        "Bits/dim are of 30 annealed images. Bits/dim are of different numbers of samples, and cannot be compared: "
         "64 (topk); 1024 (topk, gumbel)."
     )
     assert told in compare(report.read_sections([tmp_path])[0][0]).notes

@@ -112,10 +112,7 @@ def restore_experiment(
     """
     folder = RunFolder(path)
     config = folder.config()
-    try:
-        args = restore_args(config["experiment"], config["args"])
-    except ValueError as error:
-        raise ValueError(f"{folder.config_file}: {error}") from error
+    args = restore_args(config["experiment"], config["args"], folder.config_file)
     if device is not None:
         args = dataclasses.replace(args, device=device)
     if data_dir is not None:

@@ -8,6 +8,7 @@ import functools
 import importlib
 import importlib.resources
 import inspect
+import pathlib
 import tomllib
 from typing import Any
 
@@ -97,12 +98,19 @@ def train_options() -> list[str]:
     return list(inspect.signature(importlib.import_module("sparsum.experiments.cli").train).parameters)
 
 
-def restore_args(name: str, saved: dict[str, Any]) -> CommonArgs:
+def restore_args(name: str, saved: dict[str, Any], file: pathlib.Path) -> CommonArgs:
     """The arguments that a run was begun with.
 
     Raises:
-        ValueError: if they are none of this experiment.
+        ValueError: if they are none of this experiment; it names the file that they come from.
     """
+    try:
+        return _restored(name, saved)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def _restored(name: str, saved: dict[str, Any]) -> CommonArgs:
     kind, known = args_class(name), experiment_class(name).methods
     if saved.get("method") not in known:
         raise WrongUseError(f"{name} has no method {saved.get('method')!r}; there are {', '.join(known)}")

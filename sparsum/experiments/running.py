@@ -71,12 +71,10 @@ def _resumed_args(folder: RunFolder, name: str, method: str, options: dict[str, 
     """The arguments of a run that goes on: those it was begun with, and those that may change."""
     config = folder.config()
     saved = config["args"]
-    if (config["experiment"], saved["method"]) != (name, method):
-        raise WrongUseError(f"{folder.path} holds a run of {config['experiment']} {saved['method']}, not of {name} {method}")
-    try:
-        restored = restore_args(name, saved)
-    except ValueError as error:
-        raise ValueError(f"{folder.config_file}: {error}") from error
+    if (config["experiment"], saved.get("method")) != (name, method):
+        held = f"{config['experiment']} {saved.get('method')}"
+        raise WrongUseError(f"{folder.path} holds a run of {held}, not of {name} {method}")
+    restored = restore_args(name, saved, folder.config_file)
     for key, value in options.items():
         begun_with = getattr(restored, key, None)  # an older version may not have known the option
         if value is not None and key not in _FREE_ON_RESUME and begun_with != value:

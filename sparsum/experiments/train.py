@@ -69,7 +69,7 @@ class Training:
 
     Args:
         experiment: its model is trained in place.
-        folder: where it is written; a checkpoint that is there already is gone on from.
+        folder: where it is written.
         fabric: the device and precision.
         watcher: who is told how it goes on.
         checkpoint_seconds: how often to save in the middle of an epoch; at the end of one it is done more often.
@@ -91,7 +91,7 @@ class Training:
         self._noise: torch.Tensor | None = None  # the state of the generator in the middle of an epoch
         self._best: dict[str, Any] | None = None  # a checkpoint to be written with the next one
         self._saved_at = self._looked_at = time.monotonic()
-        self._is_restored = self._is_begun = False
+        self._is_begun = False
 
     def restore(self) -> None:
         """Go to where the run was, if it has a checkpoint.
@@ -99,7 +99,6 @@ class Training:
         Raises:
             ValueError: if the checkpoint is broken, or of another run; it names the file.
         """
-        self._is_restored = True
         if (state := self._last_checkpoint()) is None:
             return
         try:
@@ -111,8 +110,6 @@ class Training:
 
     def run(self) -> list[dict[str, Any]]:
         """Train to the end; returns the metrics of all epochs."""
-        if not self._is_restored:
-            self.restore()
         if not self._is_begun:
             self._start()
         self.folder.forget_metrics(self.place.epoch)

@@ -41,4 +41,4 @@ def _different(rows: dict[str, list[RunRecord]], kind: str) -> str:
     if len(numbers) < 2:
         return ""
     parts = [f"{n:g} ({', '.join(names)})" for n, names in numbers.items()]
-    return f"They are of different numbers of {_KINDS[kind]}, and cannot be compared: {'; '.join(parts)}."
+    return f"Bits/dim are of different numbers of {_KINDS[kind]}, and cannot be compared: {'; '.join(parts)}."

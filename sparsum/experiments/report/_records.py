@@ -113,10 +113,10 @@ def read_run(path: pathlib.Path) -> RunRecord:
         if not _is_measured(line):
             raise ValueError(f"line {number} of {folder.metrics_file} lacks validation, calls or seconds")
     try:
-        test, problem = read_evaluation(path / "evaluation.json", len(lines)), ""
+        found, problem = _evaluation(path / "evaluation.json", len(lines)), ""
     except (OSError, ValueError) as error:
-        test, problem = {}, str(error)
-    counts = _counts(_json(path / "evaluation.json")) if test else {}
+        found, problem = {}, str(error)
+    test, counts = _without_errors(found), _counts(found)
     command, machine = _typed(config.get("command")), _machine(config)
     return RunRecord(path, config["experiment"], args, command, lines, test, problem, machine=machine, counts=counts)
 
@@ -255,14 +255,18 @@ def read_evaluation(file: pathlib.Path, n_epochs: int) -> dict[str, float]:
     Raises:
         ValueError: if it cannot be read, or is not of the last of so many epochs.
     """
+    return _without_errors(_evaluation(file, n_epochs))
+
+
+def _evaluation(file: pathlib.Path, n_epochs: int) -> dict[str, float]:
+    """All that an evaluation wrote; empty where there is none."""
     if not file.exists():
         return {}
     metrics = _numbers(_json(file), str(file))
-    found = _without_errors(metrics)
-    if not found:
+    if not _without_errors(metrics):
         raise ValueError(f"{file} holds no metrics: run sparsum evaluate {file.parent} again")
     _check_time(file, metrics.get("epochs", max(n_epochs, 1)), n_epochs)
-    return found
+    return metrics
 
 
 def _check_time(file: pathlib.Path, n_evaluated: float, n_epochs: int) -> None:
