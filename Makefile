@@ -9,10 +9,10 @@ export OMP_NUM_THREADS ?= 1
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml experiments/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("sparsum needs Python 3.11 or newer; run make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' --editable ./experiments
 	touch $(READY)
 
 demo: $(READY) ## The paper's three experiments on scikit-learn's digits: sparse sums beside dense sums and sampling
@@ -28,8 +28,8 @@ test: check ## All checks, and all tests that need neither a browser nor minutes
 	$(BIN)/python -m pytest --numprocesses=2 --quiet
 
 test-browser: $(READY) ## The page of `sparsum report` in a browser: a chromium that is installed, or playwright's own
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,browser]'
-	$(BIN)/python -m pytest --quiet -rs -m browser tests/browser
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,browser]' --editable ./experiments
+	$(BIN)/python -m pytest --quiet -rs -m browser tests/experiments/browser
 
 test-all: test test-browser demo ## All of it, the page in a browser, the demo, and recorded runs made again
 	$(BIN)/python -m pytest --quiet -rs -m slow

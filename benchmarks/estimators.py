@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import sparsum as sp
-from sparsum.diagnose import Diagnosis
+from sparsum.diagnosis import Diagnosis
 from sparsum.estimators import AbstractEstimator
 
 STRUCTURES: list[sp.OneOf | sp.Bits] = [sp.OneOf(10), sp.OneOf(256), sp.Bits(20), sp.Bits(128)]

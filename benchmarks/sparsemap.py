@@ -19,9 +19,9 @@ from torch import Tensor
 import sparsum as sp
 from benchmarks.timing import describe, median_seconds
 from sparsum.solvers import AbstractSolver, ActiveSet, Nested, Systematic
-from sparsum.solvers._projections import bit_marginals
-from sparsum.solvers._splits import kinds, nested_gaps, systematic_gaps
-from sparsum.structures._parts import Scores
+from sparsum.solvers.projections import bit_marginals
+from sparsum.solvers.splits import kinds, nested_gaps, systematic_gaps
+from sparsum.structures.parts import Scores
 
 BATCH = 64
 N_BATCHES = 8

@@ -7,10 +7,12 @@ the few assignments that have mass. `sparsemax`, `entmax15` and `entmax` are dro
 from sparsum import estimators as estimators
 from sparsum import solvers as solvers
 from sparsum import testing as testing
-from sparsum.diagnose import diagnose as diagnose
+from sparsum.diagnosis import diagnose as diagnose
 from sparsum.distribution import SparseDistribution as SparseDistribution
 from sparsum.distribution import UniformOver as UniformOver
 from sparsum.gibbs import Gibbs as Gibbs
+from sparsum.inference import sparsemap as sparsemap
+from sparsum.inference import topk_sparsemax as topk_sparsemax
 from sparsum.simplex import Entmax as Entmax
 from sparsum.simplex import Entmax15 as Entmax15
 from sparsum.simplex import Entmax15Loss as Entmax15Loss
@@ -25,8 +27,6 @@ from sparsum.simplex import entmax_loss as entmax_loss
 from sparsum.simplex import sparsemax as sparsemax
 from sparsum.simplex import sparsemax_loss as sparsemax_loss
 from sparsum.solvers import NotConverged as NotConverged
-from sparsum.sparsemap import sparsemap as sparsemap
-from sparsum.sparsemap import topk_sparsemax as topk_sparsemax
 from sparsum.structures import AbstractStructure as AbstractStructure
 from sparsum.structures import Bits as Bits
 from sparsum.structures import Budget as Budget

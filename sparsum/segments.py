@@ -182,7 +182,7 @@ def _reduce(values: Tensor, row: Tensor, lengths: Tensor) -> Tensor:
     They add one entry after the other, so long rows are added in float64 to keep their digits.
     """
     if not torch.compiler.is_compiling() and kernels.serve(values) and _is_kernels_job(values, lengths):
-        from sparsum.kernels._segments import segment_sum
+        from sparsum.kernels.segments import segment_sum
 
         return segment_sum(values.contiguous(), lengths)
     if values.dtype == torch.float32 and (values.ndim == 1 or len(values) > _LONG * len(lengths)):
@@ -195,7 +195,7 @@ def _reduce(values: Tensor, row: Tensor, lengths: Tensor) -> Tensor:
 
 def _is_kernels_job(values: Tensor, lengths: Tensor) -> bool:
     """Whether the kernel takes these rows: on the current device, and not as part of a graph or a transform."""
-    from sparsum.kernels._segments import MOST_ROWS
+    from sparsum.kernels.segments import MOST_ROWS
 
     is_eager = not torch._C._len_torch_dispatch_stack()
     is_narrow = math.prod(values.shape[1:]) <= _MOST_COLUMNS

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from benchmarks.gpu import active_set, bits, likelihood, runs, simplex, steps
-from benchmarks.gpu._table import Line
+from benchmarks.gpu.table import Line
 
 _HEADER = ("what", "measured", "wanted", "met", "floor", "what the gap is")
 

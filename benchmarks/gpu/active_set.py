@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import sparsum as sp
-from benchmarks.gpu._table import Line, graph_milliseconds, milliseconds
+from benchmarks.gpu.table import Line, graph_milliseconds, milliseconds
 from sparsum.solvers import ActiveSet, Solution
-from sparsum.structures._parts import Scores
+from sparsum.structures.parts import Scores
 
 _BATCH, _SEEDS = 64, 3
 # What one multiprocessor can load from the second cache: 64 bytes per clock at 1.7 GHz.
@@ -92,7 +92,7 @@ def _n_waits(function: Callable[[], object]) -> int:
 
 def _kernel(structure: sp.Bits | sp.Budget | sp.Subset) -> Line:
     """The kernel that takes all steps, without launches, for the first batch."""
-    from sparsum.kernels._active_set import active_set_of_bits
+    from sparsum.kernels.active_set import active_set_of_bits
 
     scores = _normal(_BATCH, structure.n).double()
     if isinstance(structure, sp.Subset):

@@ -10,7 +10,7 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 import sparsum as sp
-from benchmarks.gpu._table import Line, graph_milliseconds, milliseconds
+from benchmarks.gpu.table import Line, graph_milliseconds, milliseconds
 from sparsum.solvers import AbstractSolver, Nested, Systematic
 
 _N_ROWS, _N_BITS = 64, 128

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import torch
 import triton
 import triton.language as tl
+from sparsum_experiments.likelihood import evaluate_in_chunks, pixel_log_likelihood
 from torch import Tensor
 
-from benchmarks.gpu._table import Line, graph_milliseconds, milliseconds
-from sparsum.experiments.likelihood import _evaluate_in_chunks, pixel_log_likelihood
+from benchmarks.gpu.table import Line, graph_milliseconds, milliseconds
 
 # ruff: noqa: ANN001, ANN202, N803
 # mypy: disable-error-code="no-untyped-def"
@@ -92,7 +92,7 @@ def _twin() -> Line:
     (features, weight, bias), x = _inputs(640)
 
     def twin() -> object:
-        return _evaluate_in_chunks(features, weight, bias, x, needs_features=True, needs_map=True)
+        return evaluate_in_chunks(features, weight, bias, x, needs_features=True, needs_map=True)
 
     return Line("the same in plain torch, 640 images, forward with derivatives", f"{milliseconds(twin, turns=5):.3f} ms")
 

@@ -15,14 +15,14 @@ from collections.abc import Iterator, Mapping
 
 import torch
 from lightning_fabric import Fabric
+from sparsum_experiments import signal_game
+from sparsum_experiments.data import load_games
+from sparsum_experiments.registry import make_args
+from sparsum_experiments.steps import steps_for
+from sparsum_experiments.sweep.mps import private_daemon
 
-from benchmarks.gpu._table import Line
+from benchmarks.gpu.table import Line
 from benchmarks.steps import random_games
-from sparsum.experiments import signal_game
-from sparsum.experiments._steps import steps_for
-from sparsum.experiments.data import load_games
-from sparsum.experiments.registry import make_args
-from sparsum.experiments.sweep._mps import private_daemon
 
 _WARM_STEPS, _SECONDS = 1000, 3.0
 

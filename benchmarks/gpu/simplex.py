@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import sparsum as sp
-from benchmarks.gpu._table import Line, graph_milliseconds, milliseconds
-from sparsum.simplex._packed import packed_entmax
+from benchmarks.gpu.table import Line, graph_milliseconds, milliseconds
+from sparsum.simplex.packed import packed_entmax
 
 Mapping = Callable[[Tensor], Tensor]
 
@@ -122,15 +122,15 @@ def _ratio(what: str, ours: float, other: float, most: float, floor: str) -> Lin
 
 
 def _paths() -> Iterator[Line]:
-    """The kernels side by side where the table in `sparsum.kernels._simplex` chooses between them."""
-    from sparsum.kernels import _simplex
+    """The kernels side by side where the table in `sparsum.kernels.simplex` chooses between them."""
+    from sparsum.kernels import simplex
 
     for shape, dtype in itertools.product(_LARGE, (torch.float32, torch.bfloat16)):
         inputs = [x.unsqueeze(1) for x in _inputs(shape, dtype)]
         paths = ("tile", "groups") if shape[1] <= 4096 else ("groups", "split")
-        times = {path: _time_forward(partial(_simplex.forward, mask=None, exponent=1, path=path), inputs) for path in paths}
+        times = {path: _time_forward(partial(simplex.forward, mask=None, exponent=1, path=path), inputs) for path in paths}
         measured = ", ".join(f"{path} {time:.4f} ms" for path, time in times.items())
-        chosen = _simplex.path_for(shape[1], dtype.itemsize)
+        chosen = simplex.path_for(shape[1], dtype.itemsize)
         yield Line(f"kernels for {_name(shape, dtype)}, {chosen} in use", measured)
 
 

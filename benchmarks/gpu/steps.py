@@ -9,16 +9,16 @@ from collections.abc import Iterator
 
 import torch
 from lightning_fabric import Fabric
+from sparsum_experiments import bitvector_vae, signal_game, ssvae
+from sparsum_experiments.data import load_games
+from sparsum_experiments.experiment import AbstractExperiment
+from sparsum_experiments.registry import make_args
+from sparsum_experiments.steps import Steps, steps_for
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.gpu._table import Line
+from benchmarks.gpu.table import Line
 from benchmarks.steps import random_games, random_images
-from sparsum.experiments import bitvector_vae, signal_game, ssvae
-from sparsum.experiments._experiment import AbstractExperiment
-from sparsum.experiments._steps import Steps, steps_for
-from sparsum.experiments.data import load_games
-from sparsum.experiments.registry import make_args
 
 _EARLY, _WARM, _TIMED = 60, 300, 100
 

@@ -4,7 +4,7 @@ A structure that passes `check_structure`, or an estimator that passes `check_es
 library.
 """
 
-from sparsum.testing._estimators import CONTEXT_SIZE as CONTEXT_SIZE
-from sparsum.testing._estimators import check_estimator as check_estimator
-from sparsum.testing._report import Report as Report
-from sparsum.testing._structures import check_structure as check_structure
+from sparsum.testing.estimators import CONTEXT_SIZE as CONTEXT_SIZE
+from sparsum.testing.estimators import check_estimator as check_estimator
+from sparsum.testing.report import Report as Report
+from sparsum.testing.structures import check_structure as check_structure

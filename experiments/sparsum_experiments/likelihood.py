@@ -1,0 +1,155 @@
+r"""The likelihood of images whose pixels are categorical, without ever holding the logits of all of them.
+
+A decoder gives each pixel a few features f, and one linear map, shared by all pixels, turns them into the logits of the grey
+levels. For an image x the logits are many and what is wanted is a single number,
+
+.. math:: \log p(x) = \sum_i \ell_{i, x_i}, \qquad \ell_i = \log \mathrm{softmax}(W f_i + b) .
+
+Its derivatives, with :math:`e` the unit vector of the observed level and :math:`\pi_i = \exp \ell_i`, are
+
+.. math:: \frac{\partial}{\partial f_i} = W^\top (e_{x_i} - \pi_i), \quad
+    \frac{\partial}{\partial W} = \sum_i (e_{x_i} - \pi_i) f_i^\top, \quad
+    \frac{\partial}{\partial b} = \sum_i (e_{x_i} - \pi_i) .
+
+All need the same exponentials. So the forward pass computes them once, for a few images at a time, and keeps the
+derivatives, which are small, instead of the logits; what is left to backward is to scale them. On a GPU two kernels do it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from sparsum import kernels
+from sparsum.simplex.dispatch import on_device_of
+
+#: The logits that are there at a time, in bytes. On a CPU they stay in the cache, which makes all passes over them cheap; a
+#: GPU waits for the launches of kernels unless each has much to do (an H200 takes three times as long with 2**25).
+CPU_BYTES, OTHER_BYTES = 2**22, 2**27
+
+
+def pixel_log_likelihood(
+    features: Tensor,  # shape: (n, n_pixels, rank)
+    weight: Tensor,  # shape: (n_levels, rank)
+    bias: Tensor,  # shape: (n_levels,)
+    x: Tensor,  # shape: (n, n_pixels), uint8
+) -> Tensor:
+    r"""The log-likelihood of each image: (n,).
+
+    .. math:: \sum_i \log \mathrm{softmax}(W f_i + b)_{x_i}
+
+    Differentiable once. Half precision is computed in float32, also under autocast.
+
+    >>> x = torch.tensor([[0, 1, 1]], dtype=torch.uint8)
+    >>> pixel_log_likelihood(torch.zeros(1, 3, 5), torch.ones(2, 5), torch.zeros(2), x)  # 3 log(1/2)
+    tensor([-2.0794])
+
+    Args:
+        features: what the decoder says of each pixel.
+        weight: of the linear map from features to logits.
+        bias: of the same.
+        x: the observed grey levels, each less than n_levels.
+    """
+    dtype = torch.float32 if torch.finfo(features.dtype).bits == 16 else features.dtype
+    features, weight, bias = features.to(dtype), weight.to(dtype), bias.to(dtype)
+    with torch.autocast(features.device.type, enabled=False):
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (features, weight, bias)):
+            values: Tensor = _LogLikelihood.apply(features, weight, bias, x)
+            return values
+        return _evaluate(features.detach(), weight.detach(), bias.detach(), x, needs_features=False, needs_map=False).value
+
+
+class _Evaluated(NamedTuple):
+    """The log-likelihood of each image and, where they are needed, its derivatives."""
+
+    value: Tensor  # shape: (n,)
+    by_features: Tensor | None  # shape: (n, n_pixels, rank)
+    by_map: Tensor | None  # shape: (n * n_parts, rank + 1, n_levels), in weight and, in the last place, bias
+
+
+class _LogLikelihood(torch.autograd.Function):
+    """The likelihood with derivatives that were found together with it."""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
+        needs_features, *needs_map = ctx.needs_input_grad[:3]
+        found = _evaluate(features, weight, bias, x, needs_features=needs_features, needs_map=any(needs_map))
+        ctx.save_for_backward(found.by_features, found.by_map)
+        return found.value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        by_features, by_map = ctx.saved_tensors
+        of_features = None if by_features is None else by_features * grad[:, None, None]
+        if by_map is None:
+            return of_features, None, None, None
+        # Images first, parts after: the product then has many columns and few rows, which is what a GPU does in parallel.
+        n_parts = len(by_map) // max(len(grad), 1)
+        per_part = grad @ by_map.view(len(grad), n_parts * math.prod(by_map.shape[1:]))
+        of_map = per_part.view(n_parts, *by_map.shape[1:]).sum(0)
+        return of_features, of_map[:-1].t(), of_map[-1], None
+
+
+def _evaluate(
+    features: Tensor, weight: Tensor, bias: Tensor, x: Tensor, *, needs_features: bool, needs_map: bool
+) -> _Evaluated:
+    """Everything in one pass."""
+    if kernels.serve(features):
+        from sparsum_experiments.kernels import likelihood
+
+        if likelihood.takes(features, weight):
+            evaluate = likelihood.traced if torch.compiler.is_compiling() else likelihood.evaluate
+            with on_device_of(features):
+                values, by_features, by_map = evaluate(features, weight, bias, x, needs_features, needs_map)
+            return _Evaluated(values.sum(1), by_features if needs_features else None, by_map if needs_map else None)
+    return evaluate_in_chunks(features, weight, bias, x, needs_features=needs_features, needs_map=needs_map)
+
+
+def evaluate_in_chunks(
+    features: Tensor, weight: Tensor, bias: Tensor, x: Tensor, *, needs_features: bool, needs_map: bool
+) -> _Evaluated:
+    """In plain torch, a few images at a time."""
+    (n, n_pixels, rank), n_levels = features.shape, len(bias)
+    value = features.new_empty(n)
+    by_features = features.new_empty(features.shape) if needs_features else None
+    by_map = features.new_empty(n, rank + 1, n_levels) if needs_map else None
+    n_bytes = CPU_BYTES if features.device.type == "cpu" else OTHER_BYTES
+    n_each = max(1, n_bytes // (n_pixels * n_levels * features.element_size()))
+    space = features.new_empty(min(n, n_each) * n_pixels, n_levels)
+    minus = -weight.t()
+    for begin in range(0, n, n_each):
+        part = slice(begin, begin + n_each)
+        some, observed = features[part], x[part].reshape(-1, 1).long()
+        log_probs, probs = _softmax(some.flatten(0, 1), weight, bias, observed, space[: len(observed)])
+        value[part] = log_probs.view(-1, n_pixels).sum(1)
+        if by_features is None and by_map is None:
+            continue
+        surplus = probs.scatter_add_(1, observed, torch.full_like(log_probs, -1.0))  # minus what the formulas hold
+        # Both products are written with the long side last: MKL takes several times as long for their transposes.
+        if by_features is not None:
+            by_features[part] = torch.mm(minus, surplus.t()).t().view(some.shape)
+        if by_map is not None:
+            extended = functional.pad(-some, (0, 1), value=-1.0)  # the bias is the weight of a feature that is 1
+            torch.bmm(extended.transpose(1, 2), surplus.view(len(some), n_pixels, n_levels), out=by_map[part])
+    return _Evaluated(value, by_features, by_map)
+
+
+def _softmax(
+    features: Tensor,  # shape: (m, rank)
+    weight: Tensor,  # shape: (n_levels, rank)
+    bias: Tensor,  # shape: (n_levels,)
+    observed: Tensor,  # shape: (m, 1), int64
+    space: Tensor,  # shape: (m, n_levels)
+) -> tuple[Tensor, Tensor]:
+    """The log-probability of the observed levels, (m, 1), and the probabilities of all, (m, n_levels), in ``space``."""
+    logits = torch.addmm(bias, features, weight.t(), out=space)
+    log_probs = logits.gather(1, observed) - logits.amax(1, keepdim=True)
+    probs = torch.softmax(logits, 1, out=space)  # the fastest exponential that torch has on a CPU
+    # The largest probability is exp(0) over the sum of exponentials, so that the sum is known, whatever underflows.
+    return log_probs + probs.amax(1, keepdim=True).log(), probs

@@ -1,0 +1,96 @@
+"""The rows of a table for an article: the runs of each method and setting, in the order of the methods."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sparsum_experiments.report.records import RunRecord
+from sparsum_experiments.report.sections import differing_options
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs that differ in their seed alone.
+
+    Args:
+        method: how the sum was made.
+        variant: what sets them apart from other rows of the method, in words; empty if nothing does.
+        runs: those that are finished and evaluated, the only ones that are averaged.
+        left_out: the others.
+    """
+
+    method: str
+    variant: str = ""
+    runs: tuple[RunRecord, ...] = ()
+    left_out: tuple[RunRecord, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The method, and the variant if there is one."""
+        return f"{self.method} ({self.variant})" if self.variant else self.method
+
+    @property
+    def args(self) -> dict[str, Any] | None:
+        """What the runs were told; None where there are none."""
+        every = self.runs + self.left_out
+        return every[0].args if every else None
+
+
+def table_rows(records: Sequence[RunRecord], methods: Sequence[str], expected: Collection[str]) -> list[Row]:
+    """The rows of runs that belong to one table.
+
+    Args:
+        records: the runs.
+        methods: those of the experiment, in their order.
+        expected: the methods that have a row even if no run was made with them.
+    """
+    groups: dict[str, list[RunRecord]] = {}
+    for record in records:
+        groups.setdefault(record.args["method"], []).append(record)
+    known = [method for method in methods if method in groups or method in expected]
+    rows = []
+    for method in [*known, *sorted(groups.keys() - set(methods))]:
+        rows += _rows(method, groups[method]) if method in groups else [Row(method)]
+    return rows
+
+
+def _rows(method: str, records: list[RunRecord]) -> list[Row]:
+    """One row for each variant, and for each setting where a variant has several; those without a name come first."""
+    by_variant: dict[str, list[RunRecord]] = {}
+    for record in records:
+        by_variant.setdefault(record.variant or "", []).append(record)
+    rows = []
+    for variant, members in sorted(by_variant.items()):
+        differing = differing_options(members)
+        settings: dict[str, list[RunRecord]] = {}
+        for record in sorted(members, key=lambda record: [_order(record.args.get(name)) for name in differing]):
+            setting = ", ".join(f"{option_name(name)} {option_value(record.args.get(name))}" for name in differing)
+            settings.setdefault(setting, []).append(record)
+        rows += [_row(method, ", ".join(filter(None, (variant, text))), runs) for text, runs in settings.items()]
+    return rows
+
+
+def _row(method: str, variant: str, records: list[RunRecord]) -> Row:
+    by_seed = sorted(records, key=lambda record: _order(record.args["seed"]))
+    runs = tuple(record for record in by_seed if record.is_finished and record.test)
+    return Row(method, variant, runs, tuple(record for record in by_seed if record not in runs))
+
+
+def option_name(name: str) -> str:
+    """An option as it is typed."""
+    return name.replace("_", "-")
+
+
+def option_value(value: Any) -> str:
+    """What an option was, for people."""
+    if value is None or value == "":
+        return "default"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _order(value: Any) -> tuple[bool, float, str]:
+    """Numbers by their size, before all else by its text."""
+    is_number = isinstance(value, int | float)
+    return not is_number, value if is_number else 0.0, str(value)

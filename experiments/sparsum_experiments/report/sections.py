@@ -1,0 +1,163 @@
+"""Runs that can be compared: those of one experiment on one data set, with one number of bits where there are bits."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sparsum_experiments.registry import WrongUseError, experiment_class, with_defaults
+from sparsum_experiments.report.records import RunRecord, read_runs, rounded
+from sparsum_experiments.report.summary import Summary, best_by_method, criteria_text, summarise
+
+#: What says where a run was made, and not what it is.
+PLACES = {"seed", "device", "data_dir"}
+
+
+@dataclass(frozen=True)
+class Section:
+    """All runs of an experiment on a data set, with one number of bits where there are bits.
+
+    Args:
+        experiment: its name.
+        data: the name of the data set.
+        criterion: the validation metric by which methods are compared.
+        summaries: one for each method and setting that has measured something, the runs of a method together.
+        records: all of its runs.
+        bits: of the latent variable; None where it has none.
+    """
+
+    experiment: str
+    data: str
+    criterion: str
+    summaries: list[Summary]
+    records: list[RunRecord]
+    bits: int | None = None
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        title = f"{self.experiment} on {self.data}"
+        return title if self.bits is None else f"{title}, {self.bits} bits"
+
+    @property
+    def best(self) -> list[Summary]:
+        """The best setting of each method."""
+        return best_by_method(self.summaries, self.experiment)
+
+    @property
+    def criteria(self) -> str:
+        """What the best settings are chosen by, in words."""
+        return criteria_text(self.experiment, self.summaries)
+
+
+def read_sections(places: Iterable[pathlib.Path]) -> tuple[list[Section], list[str]]:
+    """The sections of all runs in or below some folders, and what could not be read.
+
+    Raises:
+        WrongUseError: if there is no run at all.
+    """
+    places = list(places)
+    records, problems = read_runs(places)
+    if not records and not problems:
+        raise WrongUseError(f"there is no run in or below {', '.join(map(str, places)) or 'no folder'}")
+    groups: dict[tuple[str, str, int | None], list[RunRecord]] = {}
+    for record in _comparable(records):
+        groups.setdefault((record.experiment, record.args["data"], record.args.get("bits")), []).append(record)
+    sections = []
+    for (experiment, data, bits), members in sorted(groups.items(), key=lambda item: (*item[0][:2], item[0][2] or 0)):
+        try:
+            criterion = experiment_class(experiment).criterion
+        except WrongUseError as error:
+            problems += [f"{record.path}: {error}" for record in members]
+            continue
+        kept, repeated = without_repetitions(_with_variants(members))
+        problems += repeated
+        sections.append(Section(experiment, data, criterion, summaries_by_setting(kept), kept, bits))
+    here = f"{pathlib.Path.cwd()}/"  # no reader knows it
+    return sections, [text.replace(here, "") for text in problems]
+
+
+def _comparable(records: list[RunRecord]) -> list[RunRecord]:
+    """The runs in the terms of records of today: all options, numbers of few digits, data without the folders above it.
+
+    Where several folders have the same name, the data sets keep their folders: they may be others.
+    """
+    places: dict[tuple[str, str], set[str]] = {}
+    for record in records:
+        places.setdefault((record.experiment, _data_name(record)), set()).add(str(record.args["data"]))
+    found = []
+    for record in records:
+        name = _data_name(record)
+        is_clear = len(places[record.experiment, name] - {name}) < 2
+        data = name if is_clear else str(record.args["data"])
+        args = with_defaults(record.experiment, record.args)
+        found.append(replace(record, args=rounded(args) | {"data": data}))
+    return found
+
+
+def _data_name(record: RunRecord) -> str:
+    return pathlib.Path(str(record.args["data"])).name
+
+
+def _with_variants(records: list[RunRecord]) -> list[RunRecord]:
+    """The runs, those in folders under the name that the records of the same setting have for it."""
+    names: dict[str, set[str]] = {}
+    for record in records:
+        if record.variant is not None:
+            names.setdefault(told(record), set()).add(record.variant)
+    found = []
+    for record in records:
+        known = names.get(told(record), set())
+        # Two names of one setting are not for us to choose between.
+        name = next(iter(known)) if len(known) == 1 else ""
+        found.append(replace(record, variant=name) if record.variant is None else record)
+    return found
+
+
+def told(record: RunRecord, *, with_seed: bool = False) -> str:
+    """The same for runs that were told the same, wherever they were made."""
+    hidden = PLACES - {"seed"} if with_seed else PLACES
+    return repr(sorted((name, value) for name, value in record.args.items() if name not in hidden))
+
+
+def without_repetitions(records: list[RunRecord]) -> tuple[list[RunRecord], list[str]]:
+    """One run for each method, setting and seed: a second one would feign a smaller error.
+
+    It is the longest, and an evaluated one before others. A folder and a record are the same run, which needs no word.
+    """
+    kept: dict[tuple[str | None, str], RunRecord] = {}
+    for record in sorted(records, key=lambda record: (-len(record.lines), not record.test)):
+        kept.setdefault((record.variant, told(record, with_seed=True)), record)
+    repeated = []
+    for record in records:
+        other = kept[record.variant, told(record, with_seed=True)]
+        if other.path != record.path and other.path.is_file() == record.path.is_file():
+            repeated.append(f"{record.path}: another run was told the same, seed included, and has measured as much")
+    chosen = {record.path for record in kept.values()}
+    return [record for record in records if record.path in chosen], repeated
+
+
+def summaries_by_setting(records: list[RunRecord]) -> list[Summary]:
+    """One for each method and setting that has measured something, where a setting is all that differs among the runs."""
+    differing = differing_options(records)
+    groups: dict[tuple[str, ...], list[RunRecord]] = {}
+    for record in records:
+        group = record.args["method"], record.variant or "", *(repr(record.args.get(name)) for name in differing)
+        groups.setdefault(group, []).append(record)
+    found = []
+    for (method, variant, *_), members in groups.items():
+        setting: dict[str, Any] = {"variant": variant} if variant else {}
+        setting |= {name: members[0].args.get(name) for name in differing}
+        found.append(summarise(method, setting, members))
+    return sorted(filter(None, found), key=lambda summary: summary.method)
+
+
+def differing_options(records: list[RunRecord]) -> list[str]:
+    """The options that are not the same in all runs."""
+    values: dict[str, set[Any]] = {}
+    for record in records:
+        for name in record.args.keys() - PLACES - {"method"}:
+            values.setdefault(name, set()).add(repr(record.args[name]))
+    return sorted(name for name, seen in values.items() if len(seen) > 1)

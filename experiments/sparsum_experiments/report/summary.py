@@ -1,0 +1,164 @@
+"""Runs that differ in their seed alone, taken together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sparsum_experiments.registry import experiment_class
+from sparsum_experiments.report.records import RunRecord
+
+# What is larger, of a run that diverged, is shown with an exponent.
+_LONG = 1e9
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """The mean of n values, and the standard error of it: None for a single value, which tells nothing of the others."""
+
+    mean: float
+    error: float | None
+    n: int
+
+
+def statistic(values: Sequence[float]) -> Statistic:
+    """Mean and standard error, sqrt(sum (v - mean)^2 / (n - 1) / n).
+
+    >>> statistic([1.0, 3.0])
+    Statistic(mean=2.0, error=1.0, n=2)
+    """
+    n = len(values)
+    mean = sum(values) / n
+    if n == 1:
+        return Statistic(mean, None, n)
+    # A power of a float that is too large is an error, a product is infinite: a run that diverged is reported, too.
+    squares = sum((value - mean) * (value - mean) for value in values)
+    return Statistic(mean, math.sqrt(squares / (n - 1) / n), n)
+
+
+def fixed(value: float, digits: int) -> str:
+    """A number with so many digits after the point; one that would be very long with its exponent.
+
+    >>> fixed(2.5, 2), fixed(1e308, 2)
+    ('2.50', '1e+308')
+    """
+    return f"{value:.{digits}f}" if abs(value) < _LONG else f"{value:.4g}"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the seeds of one method and setting measured.
+
+    Args:
+        method: how the sum was made.
+        setting: what sets these runs apart from others of the method.
+        records: the runs that are counted: the finished ones, or as long as there is none, those with an epoch at least,
+            each up to the last epoch that all of them have reached.
+        n_runs: how many there are or will be, counted or not.
+        validation: metrics of the last epoch.
+        test: metrics of the evaluation, of the runs that have one.
+        calls: decoder calls for each training example, the mean over all epochs.
+        seconds: of training.
+    """
+
+    method: str
+    setting: Mapping[str, Any]
+    records: tuple[RunRecord, ...]
+    n_runs: int
+    validation: dict[str, Statistic]
+    test: dict[str, Statistic]
+    calls: Statistic
+    seconds: Statistic
+
+    @property
+    def label(self) -> str:
+        """The method, and the setting if there is one."""
+        setting = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in self.setting.items())
+        return f"{self.method} ({setting})" if setting else self.method
+
+    @property
+    def n_finished(self) -> int:
+        """How many of the runs have come to their end."""
+        return sum(record.is_finished for record in self.records)
+
+    @property
+    def unfinished(self) -> str:
+        """How far the runs are, in words, where none is finished; empty otherwise."""
+        first = self.records[0]
+        return "" if self.n_finished else f"unfinished, at epoch {len(first.lines)} of {first.args['epochs']}"
+
+
+def summarise(
+    method: str, setting: Mapping[str, Any], records: Iterable[RunRecord], n_runs: int | None = None
+) -> Summary | None:
+    """The summary of runs that differ in their seed alone; None if none of them has measured an epoch."""
+    begun = list(records)
+    counted = [record for record in begun if record.lines and record.is_finished] or _to_common_epoch(begun)
+    if not counted:
+        return None
+    return Summary(
+        method=method,
+        setting=setting,
+        records=tuple(counted),
+        n_runs=len(begun) if n_runs is None else n_runs,
+        validation=_statistics([record.validation for record in counted]),
+        test=_statistics([record.test for record in counted]),
+        calls=statistic([record.calls for record in counted]),
+        seconds=statistic([record.seconds for record in counted]),
+    )
+
+
+def _to_common_epoch(records: Iterable[RunRecord]) -> list[RunRecord]:
+    """Runs with an epoch at least, up to the last one that all have reached: later ones would be means over fewer seeds.
+
+    What was evaluated after a later epoch does not belong to it.
+    """
+    begun = [record for record in records if record.lines]
+    n = min((len(record.lines) for record in begun), default=0)
+    return [record if len(record.lines) == n else replace(record, lines=record.lines[:n], test={}) for record in begun]
+
+
+def unfinished_note(summaries: Iterable[Summary], beginning: str) -> str:
+    """A sentence on settings of which no run is finished; empty if there are none."""
+    found = [f"{summary.label}, {summary.unfinished}" for summary in summaries if summary.unfinished]
+    return f"{beginning}: {'; '.join(found)}." if found else ""
+
+
+def best_by_method(summaries: Iterable[Summary], experiment: str) -> list[Summary]:
+    """For each method of an experiment its best setting: that with the largest mean of its criterion on validation data.
+
+    The value is that of the last epoch, not of the best one, which would reward noise. A setting of which runs failed or
+    are not finished is taken only where no setting of the method is complete: the seeds that failed may be the bad ones.
+    One of which no run is finished is taken only where no other has a finished one.
+    """
+    criterion_of = experiment_class(experiment).criterion_of
+    best: dict[str, Summary] = {}
+    for summary in summaries:
+        criterion = criterion_of(summary.method)
+        other = best.get(summary.method)
+        if other is None or rank(summary, criterion) > rank(other, criterion):
+            best[summary.method] = summary
+    return list(best.values())
+
+
+def criteria_text(experiment: str, summaries: Iterable[Summary]) -> str:
+    """What `best_by_method` chooses by, in words."""
+    kind = experiment_class(experiment)
+    criteria = {summary.method: kind.criterion_of(summary.method) for summary in summaries}
+    others = [f"{method}: {criterion}" for method, criterion in criteria.items() if criterion != kind.criterion]
+    return f"{kind.criterion} ({', '.join(others)})" if others else kind.criterion
+
+
+def rank(summary: Summary, criterion: str) -> tuple[bool, bool, float]:
+    """How good a setting is on the validation data; complete ones are before others, then those with a finished run."""
+    found = summary.validation.get(criterion)
+    mean = -math.inf if found is None or math.isnan(found.mean) else found.mean
+    return summary.n_finished == summary.n_runs, summary.n_finished > 0, mean
+
+
+def _statistics(metrics: list[dict[str, float]]) -> dict[str, Statistic]:
+    """Of each name, over those that have it, in the order in which they come."""
+    names = dict.fromkeys(name for values in metrics for name in values)
+    return {name: statistic([values[name] for values in metrics if name in values]) for name in names}

@@ -1,0 +1,280 @@
+"""Experiment two: a signal game, in which one symbol has to tell an image from others.
+
+A sender sees one image and sends one of 256 symbols, z, with probability pi(z | image); a receiver sees 16 images and the
+symbol, and picks an image. The loss of a symbol is -log p(y | images, z), where y is the place of the sender's image.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+import sparsum as sp
+from sparsum.segments import Segments
+from sparsum_experiments.checked import SIZE, check_ranges
+from sparsum_experiments.data import Features, Games, draw_games, load_games
+from sparsum_experiments.experiment import GUMBEL_OPTIONS, AbstractExperiment, CommonArgs, Step
+from sparsum_experiments.layers import ScalarMap, adam
+from sparsum_experiments.seeds import generator_for, with_seed
+from sparsum_experiments.totals import Totals
+from sparsum_experiments.zero_one import ZeroOne
+
+_N_EVALUATED = {"validation": 1024, "test": 10_000}
+_EVALUATED_AT_ONCE = {"cpu": 128, "cuda": 1024}
+# On a GPU, games in which more than one in so many symbols has mass multiply all of them.
+_MANY = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args(CommonArgs):
+    """What this experiment can be told.
+
+    Args:
+        epochs: each of ``steps_per_epoch`` batches of games, drawn afresh.
+        steps_per_epoch: how many batches an epoch has.
+        entropy: the coefficient c of the entropy bonus.
+        n_symbols: how many symbols there are.
+        embedding: the size of the embeddings of images and symbols.
+        n_filters: of the map that the sender applies to each coordinate of its embedding.
+        sender_temperature: what the sender's scores are divided by; without it the paper's sparsemax kept to one symbol.
+        symbol_init: how the receiver's symbols start, normal or uniform; None, as in the paper: uniform for Gumbel methods.
+        k: how many symbols sum-and-sample sums exactly.
+    """
+
+    epochs: int = 500
+    steps_per_epoch: int = 100
+    entropy: float = 0.1
+    n_symbols: int = 256
+    embedding: int = 256
+    n_filters: int = 512
+    sender_temperature: float = 10.0
+    symbol_init: str | None = None
+    k: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self, dict.fromkeys(("steps_per_epoch", "n_symbols", "embedding", "n_filters", "k"), SIZE))
+        if self.sender_temperature <= 0:
+            raise ValueError(f"--sender-temperature must be more than 0, got {self.sender_temperature}")
+
+
+ESTIMATORS: dict[str, Callable[[Args, int], sp.estimators.AbstractEstimator | ZeroOne]] = {
+    "sparse": lambda _, __: sp.estimators.Sparse(),
+    "dense": lambda _, __: sp.estimators.Dense(),
+    "entmax15": lambda _, __: sp.estimators.Sparse(1.5),
+    "sfe": lambda _, __: sp.estimators.ScoreFunction(),
+    "sfe-plus": lambda _, __: sp.estimators.SelfCritic(),
+    "nvil": lambda _, n_features: sp.estimators.NVIL(n_features),
+    "sum-and-sample": lambda args, _: sp.estimators.SumAndSample(args.k),
+    "gumbel": lambda args, _: sp.estimators.GumbelSoftmax(args.temperature()),
+    "st-gumbel": lambda args, _: sp.estimators.StraightThrough(args.temperature()),
+    "sfe-01": lambda args, _: ZeroOne(args.entropy, is_self_critic=False),
+    "sfe-plus-01": lambda args, _: ZeroOne(args.entropy, is_self_critic=True),
+}
+# How scores become the probabilities pi; by softmax where it is not said.
+_MAPPINGS: dict[str, Callable[[Tensor], Tensor]] = {"sparse": sp.sparsemax, "entmax15": sp.entmax15}
+
+
+class Sender(torch.nn.Module):
+    r"""Scores s of the symbols for an image x.
+
+    .. math:: e = W_1 x, \quad h_i = \sigma\bigl(w_3^\top \sigma(w_2 e_i)\bigr), \quad s = W_4 h / T
+    """
+
+    def __init__(self, args: Args, n_features: int) -> None:
+        super().__init__()
+        self.temperature = args.sender_temperature
+        self.image = torch.nn.Linear(n_features, args.embedding, bias=False)
+        self.coordinate = ScalarMap(args.n_filters)
+        self.symbol = torch.nn.Linear(args.embedding, args.n_symbols, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features (n, n_features) -> scores (n, n_symbols)."""
+        scores: Tensor = self.symbol(self.coordinate(self.image(x)))
+        # Those of mixed precision are too coarse to find a support by.
+        return scores.to(self.symbol.weight.dtype) / self.temperature
+
+
+class Receiver(torch.nn.Module):
+    r"""The probabilities of the images, :math:`p(i \mid z) \propto \exp(v_z^\top W x_i)`.
+
+    The embeddings :math:`W x_i` do not depend on the symbol: `image` makes them once for a game, and a call uses them.
+    """
+
+    def __init__(self, args: Args, n_features: int) -> None:
+        super().__init__()
+        self.image = torch.nn.Linear(n_features, args.embedding, bias=False)
+        self.symbol = torch.nn.Embedding(args.n_symbols, args.embedding)  # drawn from N(0, 1)
+        start = args.symbol_init or ("uniform" if args.method in {"gumbel", "st-gumbel"} else "normal")
+        if start not in {"normal", "uniform"}:
+            raise ValueError(f"--symbol-init must be normal or uniform, got {start!r}")
+        if start == "uniform":
+            bound = args.n_symbols**-0.5  # 1/16 for 256 symbols, as in a linear layer of one-hot vectors
+            torch.nn.init.uniform_(self.symbol.weight, -bound, bound)
+
+    def forward(
+        self,
+        embedded: Tensor,  # shape: (n_games, n_images, size)
+        z: Tensor,  # shape: (n,), or (n, n_symbols) for relaxed symbols
+        row: Tensor,  # shape: (n,), the game of each, sorted
+    ) -> Tensor:
+        """The log-probability of each image of a symbol's game: (n, n_images)."""
+        if row.is_cuda:
+            return self._products(embedded, z, row).log_softmax(-1)
+        # The symbols of a game, padded to as many as any game has, are multiplied at once, so that its images are read once.
+        place = torch.arange(len(row), device=row.device) - torch.searchsorted(row, row)  # among those of its game
+        n_games, n_places = len(embedded), int(place.max()) + 1
+        slot = row * n_places + place
+        padded = z.new_zeros(n_games * n_places, *z.shape[1:]).index_copy(0, slot, z)
+        symbols = sp.embed(padded, self.symbol.weight).reshape(n_games, n_places, -1)
+        return (symbols @ embedded.transpose(1, 2)).flatten(0, 1).index_select(0, slot).log_softmax(-1)
+
+    def _products(self, embedded: Tensor, z: Tensor, row: Tensor) -> Tensor:
+        """The products of symbols with the images of their games, (n, n_images), without waiting for a count of symbols."""
+        n_symbols = len(self.symbol.weight)
+        if z.ndim == 1 and len(z) * _MANY > len(embedded) * n_symbols:
+            # Much of all there is: all symbols at once cost less than as many copies of the images.
+            products = (self.symbol.weight @ embedded.transpose(1, 2)).flatten(0, 1)
+            return products.index_select(0, row * n_symbols + z)
+        images = Segments.from_row(row, len(embedded)).spread(embedded)
+        return (images @ sp.embed(z, self.symbol.weight).unsqueeze(-1)).squeeze(-1)
+
+
+class Play(NamedTuple):
+    """A batch of games, up to the choice of a symbol."""
+
+    seen: Tensor  # shape: (n_games, n_features), the sender's image
+    scores: Tensor  # shape: (n_games, n_symbols)
+    answer: Callable[[Tensor, Tensor], Tensor]  # symbols and their games -> log-probabilities of the images, (n, n_images)
+    target: Tensor  # shape: (n_games,), the place of the sender's image
+
+    def outcome(self, z: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of symbols in their games, and 1 where the receiver's most probable image is the sender's: (n,) each."""
+        answer, target = self.answer(z, row), self.target[row]
+        loss = -answer.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+        return loss, (answer.argmax(-1) == target).float()
+
+    def success(self) -> Tensor:
+        """Whether the sender's most probable symbol is understood, one measure for all methods: (n_games,)."""
+        return self.outcome(self.scores.argmax(-1), torch.arange(len(self.target), device=self.target.device))[1]
+
+
+class _Rights:
+    """Which symbols were understood when their losses were computed, so that the receiver is not asked again."""
+
+    def kept_by(self, play: Play) -> Callable[[Tensor, Tensor], Tensor]:
+        """The loss of symbols in their games, which keeps what else it finds."""
+
+        def loss(z: Tensor, row: Tensor) -> Tensor:
+            values, self.is_right = play.outcome(z, row)
+            return values
+
+        return loss
+
+    def expected(self, pi: Distribution) -> Tensor:
+        """The probability that a symbol drawn by the sender is understood: (n_games,)."""
+        if isinstance(pi, sp.SparseDistribution):
+            expected: Tensor = pi.expect(lambda z, row: self.is_right)
+            return expected
+        return (pi.mean * self.is_right.reshape(pi.mean.shape)).sum(-1)  # all symbols of a game, one after the other
+
+
+class Model(torch.nn.Module):
+    r"""The sender and the receiver.
+
+    Called with a batch of games it gives :math:`\mathbb{E}_\pi[-\log p(y \mid z)] - c H(\pi)`, or the loss of `ZeroOne`.
+    """
+
+    def __init__(self, args: Args, n_features: int) -> None:
+        super().__init__()
+        self.entropy = args.entropy
+        self.sender, self.receiver = Sender(args, n_features), Receiver(args, n_features)
+        self.estimator = ESTIMATORS[args.method](args, n_features)
+        self.mapping = _MAPPINGS.get(args.method, functools.partial(torch.softmax, dim=-1))
+
+    def play(self, batch: Mapping[str, Tensor]) -> Play:
+        """The sender's scores, and the receiver with the images before its eyes."""
+        images, target = batch["images"], batch["target"]
+        seen = images[torch.arange(len(target), device=target.device), target]
+        answer = functools.partial(self.receiver, self.receiver.image(images))
+        return Play(seen, self.sender(seen), answer, target)
+
+    def forward(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> Step:
+        """The loss of a step."""
+        play, rights = self.play(batch), _Rights()
+        estimate = self._estimate(play, rights, generator)
+        entropy = estimate.distribution.entropy()
+        terms = {"loss": estimate.value, "entropy": entropy.detach()}
+        with torch.no_grad():
+            terms["success"] = play.success()
+            if isinstance(self.estimator, sp.estimators.Sparse | sp.estimators.Dense):
+                terms["expected_success"] = rights.expected(estimate.distribution)
+        objective = (estimate.surrogate - self.entropy * entropy).mean()
+        means = torch.stack(list(terms.values())).mean(-1)  # of all at once: each costs a launch
+        return Step(objective, dict(zip(terms, means.unbind(), strict=True)), estimate.calls)
+
+    def _estimate(self, play: Play, rights: _Rights, generator: torch.Generator) -> sp.estimators.Estimate:
+        if isinstance(self.estimator, ZeroOne):
+            return self.estimator(play.scores, play.answer, play.target, generator)
+        symbols = sp.OneOf(play.scores.shape[-1])
+        return self.estimator(play.scores, symbols, rights.kept_by(play), context=play.seen, generator=generator)
+
+    def distribution(self, play: Play) -> sp.SparseDistribution:
+        """The sender's choice pi, over all symbols that have mass."""
+        return sp.SparseDistribution.from_dense(self.mapping(play.scores))
+
+    def measures(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Metrics of each game, summed over all symbols that have mass, whatever the method: (n_games,) each."""
+        play = self.play(batch)
+        pi = self.distribution(play)
+        loss, expected_success = pi.expect(play.outcome)
+        measures = {"loss": loss, "success": play.success(), "expected_success": expected_success}
+        return measures | {"entropy": pi.entropy(), "calls": pi.n_atoms_per_row}
+
+
+class SignalGame(AbstractExperiment):
+    """The second experiment of the paper."""
+
+    name: ClassVar[str] = "signal-game"
+    methods: ClassVar[tuple[str, ...]] = tuple(ESTIMATORS)
+    criterion: ClassVar[str] = "success"
+    heeded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {**GUMBEL_OPTIONS, "k": ("sum-and-sample",)}
+    judges: ClassVar[Mapping[str, int]] = {"expected_success": 1}
+    args: Args
+
+    def __init__(self, args: Args, device: torch.device, games: Games | None = None) -> None:
+        self.args, self.device = args, device
+        self.games = load_games(args.data, args.data_dir, device=device) if games is None else games.to(device)
+        self.n_steps, self.n_calls_per_step = args.steps_per_epoch, args.batch_size
+        self.model: Model = with_seed(lambda: Model(args, self.games.n_features), args.seed, "weights").to(device)
+
+    def optimiser(self) -> torch.optim.Optimizer:
+        """Adam."""
+        return adam(self.model, self.args.lr)
+
+    def start_epoch(self, generator: torch.Generator) -> Tensor:
+        """New games of training images: (n_images + 1, n_games), the images of each and the place of the sender's."""
+        n_games = self.n_steps * self.args.batch_size
+        images, target = draw_games(self.games.train, n_games, self.games.n_images, generator)
+        return torch.cat([images.t(), target.unsqueeze(0)])
+
+    def batch(self, order: Tensor, i: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+        """The games of step i."""
+        games = order[:, i * self.args.batch_size : (i + 1) * self.args.batch_size].t()
+        return {"images": self.games.train.x[games[:, :-1]], "target": games[:, -1]}
+
+    def measure(self, generator: torch.Generator, split: str, limit: int | None) -> Totals:
+        """Success, and what is expected under the sender's choice, on games that are the same for all runs."""
+        features: Features = getattr(self.games, split)
+        drawn = draw_games(features, _N_EVALUATED[split], self.games.n_images, generator_for(self.device, 0, "games", split))
+        chunks = zip(*(part[:limit].split(_EVALUATED_AT_ONCE[self.device.type]) for part in drawn), strict=True)
+        totals = Totals()
+        for images, target in chunks:
+            totals.add(self.model.measures({"images": features.x[images], "target": target}))
+        return totals

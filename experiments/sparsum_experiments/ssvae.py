@@ -1,0 +1,259 @@
+"""Experiment one: a semisupervised VAE, in which a digit's class is the latent variable.
+
+The model is p(z) p(h) p(x | z, h) with z one of ten classes, uniform, and h Gaussian; the posterior is
+pi(z | x) q(h | x, z). The unlabelled images are what the sum over z is for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import sparsum as sp
+from sparsum_experiments.checked import SIZE, check_ranges
+from sparsum_experiments.data import Images, Split, load_images
+from sparsum_experiments.experiment import GUMBEL_OPTIONS, AbstractExperiment, CommonArgs, Step
+from sparsum_experiments.layers import adam, perceptron
+from sparsum_experiments.seeds import generator_for, with_seed
+from sparsum_experiments.totals import Totals
+from sparsum_experiments.warm import warm_start
+
+N_CLASSES = 10
+_EVALUATED_AT_ONCE = {"cpu": 500, "cuda": 5000}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args(CommonArgs):
+    """What this experiment can be told.
+
+    Args:
+        epochs: passes over the unlabelled images, the labelled ones cycling.
+        warm_epochs: passes over the labelled images before that; None for 100, or 10 on digits.
+        warm_seed: of the warm start, which all seeds share.
+        weight_decay: of Adam.
+        k: how many classes sum-and-sample sums exactly.
+        latent: the size of h.
+    """
+
+    epochs: int = 200
+    warm_epochs: int | None = None
+    warm_seed: int = 0
+    weight_decay: float = 1e-5
+    k: int = 1
+    latent: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self, {"warm_epochs": (0, math.inf), "weight_decay": (0, math.inf), "k": SIZE, "latent": SIZE})
+
+
+ESTIMATORS: dict[str, Callable[[Args, int], sp.estimators.AbstractEstimator]] = {
+    "sparse": lambda args, n_pixels: sp.estimators.Sparse(),
+    "dense": lambda args, n_pixels: sp.estimators.Dense(),
+    "entmax15": lambda args, n_pixels: sp.estimators.Sparse(1.5),
+    "sfe": lambda args, n_pixels: sp.estimators.ScoreFunction(),
+    "sfe-plus": lambda args, n_pixels: sp.estimators.SelfCritic(),
+    "nvil": lambda args, n_pixels: sp.estimators.NVIL(n_pixels),
+    "sum-and-sample": lambda args, n_pixels: sp.estimators.SumAndSample(args.k),
+    "gumbel": lambda args, n_pixels: sp.estimators.GumbelSoftmax(args.temperature()),
+    "st-gumbel": lambda args, n_pixels: sp.estimators.StraightThrough(args.temperature()),
+}
+
+
+class Parts(NamedTuple):
+    """The terms of a negative ELBO of x and z, without those of z itself: (n,) each."""
+
+    distortion: Tensor  # -log p(x | z, h)
+    divergence: Tensor  # of q(h | x, z) from the standard Gaussian
+
+    @property
+    def total(self) -> Tensor:
+        """Their sum."""
+        return self.distortion + self.divergence
+
+
+class Model(torch.nn.Module):
+    r"""The classifier pi(z | x), the inference network q(h | x, z) and the generative network p(x | z, h).
+
+    Called with a batch of binarised images, labelled and not, it gives the loss of the paper:
+
+    .. math:: -\mathrm{ELBO}(x_l, y_l) + \text{classification loss}
+        + \frac{n_u}{n_l} \bigl( \mathbb{E}_\pi[-\mathrm{ELBO}(x_u, z)] - H(\pi) \bigr)
+    """
+
+    def __init__(self, args: Args, n_pixels: int, unlabelled_weight: float) -> None:
+        super().__init__()
+        self.latent, self.unlabelled_weight = args.latent, unlabelled_weight
+        self.classifier = perceptron(n_pixels, 256, 256, 256, N_CLASSES)
+        self.inference = perceptron(n_pixels + N_CLASSES, 128, 128, 2 * args.latent)
+        self.generative = perceptron(args.latent + N_CLASSES, 128, 128, n_pixels)
+        self.estimator = ESTIMATORS[args.method](args, n_pixels)
+        self.classification_loss = {
+            "sparse": sp.sparsemax_loss,
+            "entmax15": sp.entmax15_loss,
+        }.get(args.method, functional.cross_entropy)
+
+    def parts(self, x: Tensor, z: Tensor, generator: torch.Generator) -> Parts:
+        """The negative ELBO of images, (n, n_pixels), and classes, indices or (relaxed) vectors, with one sample of h."""
+        z = _as_vectors(z)
+        mean, log_std = self.inference(torch.cat([x, z], -1)).chunk(2, -1)
+        noise = torch.randn(mean.shape, dtype=mean.dtype, device=mean.device, generator=generator)
+        h = mean + log_std.exp() * noise
+        logits = self.generative(torch.cat([h, z.to(h.dtype)], -1))
+        distortion = functional.binary_cross_entropy_with_logits(logits, x.to(logits.dtype), reduction="none").sum(-1)
+        divergence = 0.5 * (mean.square() + (2 * log_std).exp() - 1 - 2 * log_std).sum(-1)
+        return Parts(distortion, divergence)
+
+    def both(
+        self, x: Tensor, y: Tensor, scores: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, sp.estimators.Estimate]:
+        """The negative ELBO without the terms of z: of labelled images (n,), and the estimate of its mean for the others.
+
+        The labelled images are the first. They go through the networks together with the others, for the price of one pass
+        instead of two.
+        """
+        n, labelled = len(y), list[Tensor]()
+
+        def loss(z: Tensor, row: Tensor) -> Tensor:
+            if labelled:  # some estimators ask more than once
+                return self.parts(x[n:][row], z, generator).total
+            every = torch.cat([torch.arange(n, device=x.device), n + row])
+            found = self.parts(x[every], torch.cat([_as_vectors(y), _as_vectors(z)]), generator).total
+            labelled.append(found[:n])
+            return found[n:]
+
+        estimate = self.estimator(scores, sp.OneOf(N_CLASSES), loss, context=x[n:], generator=generator)
+        return labelled[0], estimate
+
+    def forward(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> Step:
+        """The loss of a step: images x, of which the first have the labels y, all of them in the warm start."""
+        x, y = batch["x"], batch["y"]
+        n = len(y)
+        scores = self.classifier(x)  # of all at once: small products cost little less than large ones
+        if len(x) == n:
+            negative_elbo, estimate = self.parts(x, y, generator).total, None
+        else:
+            negative_elbo, estimate = self.both(x, y, scores[n:], generator)
+        negative_elbo = negative_elbo + math.log(N_CLASSES)
+        classification = self.classification_loss(scores[:n], y, reduction="none")
+        is_right = scores[:n].argmax(-1) == y
+        labelled = (negative_elbo + classification).mean()
+        if estimate is None:
+            terms = {"classification": classification.mean(), "accuracy": is_right.float().mean()}
+            return Step(labelled, _detached(terms), torch.ones_like(y))
+        entropy = estimate.distribution.entropy()
+        unlabelled = (estimate.surrogate - entropy).mean() + math.log(N_CLASSES)
+        terms = {
+            "elbo": entropy - estimate.value - math.log(N_CLASSES),
+            "labelled_elbo": -negative_elbo,
+            "classification": classification,
+            "entropy": entropy,
+            "accuracy": is_right.float(),
+        }
+        means = torch.stack([values.detach() for values in terms.values()]).mean(-1)  # of all at once: each costs a launch
+        shown = {"loss": unlabelled.detach()} | dict(zip(terms, means.unbind(), strict=True))
+        return Step(labelled + self.unlabelled_weight * unlabelled, shown, estimate.calls)
+
+
+def _as_vectors(z: Tensor) -> Tensor:
+    """Classes as vectors: indices as one-hot ones, (relaxed) vectors as they are."""
+    return z if z.is_floating_point() else functional.one_hot(z, N_CLASSES).float()
+
+
+def _detached(terms: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach() for name, value in terms.items()}
+
+
+class SemisupervisedVAE(AbstractExperiment):
+    """The first experiment of the paper."""
+
+    name: ClassVar[str] = "ssvae"
+    methods: ClassVar[tuple[str, ...]] = tuple(ESTIMATORS)
+    criterion: ClassVar[str] = "elbo"
+    heeded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {**GUMBEL_OPTIONS, "k": ("sum-and-sample",)}
+    judges: ClassVar[Mapping[str, int]] = {"accuracy": 1}
+    args: Args
+
+    def __init__(self, args: Args, device: torch.device, images: Images | None = None) -> None:
+        self.args, self.device = args, device
+        self.images = load_images(args.data, args.data_dir, device=device) if images is None else images.to(device)
+        train = self.images.train
+        self.labelled = self.images.is_labelled.nonzero().squeeze(-1)
+        self.unlabelled = (~self.images.is_labelled).nonzero().squeeze(-1)
+        self.n_steps = len(self.unlabelled) // args.batch_size
+        if not self.n_steps:
+            raise ValueError(
+                f"--batch-size must be at most {len(self.unlabelled)}, the unlabelled images, got {args.batch_size}"
+            )
+        self.n_calls_per_step = args.batch_size
+        weight = len(self.unlabelled) / len(self.labelled)
+        self.model: Model = with_seed(lambda: Model(args, train.x.shape[1], weight), args.seed, "weights").to(device)
+
+    def optimiser(self) -> torch.optim.Optimizer:
+        """Adam."""
+        return adam(self.model, self.args.lr, self.args.weight_decay)
+
+    def start(self, say: Callable[[str], None]) -> None:
+        """Train on the labelled images alone, or take the weights of an earlier time when that was done."""
+        warm_start(self, say)
+
+    def start_epoch(self, generator: torch.Generator) -> Tensor:
+        """Labelled and unlabelled images side by side, both in random orders, the labelled ones cycling: (2, n)."""
+        n = self.n_steps * self.args.batch_size
+        order = torch.randperm(len(self.unlabelled), generator=generator, device=self.device)[:n]
+        n_rounds = -(-n // len(self.labelled))
+        keys = torch.rand(n_rounds, len(self.labelled), generator=generator, device=self.device)
+        cycled = keys.argsort(-1).reshape(-1)[:n]
+        return torch.stack([self.labelled[cycled], self.unlabelled[order]])
+
+    def batch(self, order: Tensor, i: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+        """Images of step i, binarised afresh."""
+        chosen = order[:, i * self.args.batch_size : (i + 1) * self.args.batch_size]
+        x = self.binarised(self.images.train.x[chosen.reshape(-1)], generator)
+        return {"x": x, "y": self.images.train.y[chosen[0]]}
+
+    def binarised(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """Pixels that are 1 with the probability of their grey level: uint8 (n, n_pixels) -> float."""
+        noise = torch.rand(x.shape, generator=generator, device=self.device)
+        return (noise * (self.images.n_levels - 1) < x).float()
+
+    def measure(self, generator: torch.Generator, split: str, limit: int | None) -> Totals:
+        """Accuracy of the most probable class, and the ELBO of images without their labels, exactly summed over z."""
+        part: Split = getattr(self.images, split)
+        x, y = part.x[:limit], part.y[:limit]
+        totals = Totals()
+        n_each = _EVALUATED_AT_ONCE[self.device.type]
+        for begin in range(0, len(x), n_each):
+            chunk = slice(begin, begin + n_each)
+            totals.add(self._measures(self.binarised(x[chunk], generator), y[chunk], generator))
+        return totals
+
+    def _measures(self, x: Tensor, y: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+        """Metrics of each image, whatever the method under its own posterior, summed over all classes that have mass."""
+        scores = self.model.classifier(x)
+        exact = self.model.estimator if isinstance(self.model.estimator, sp.estimators.Sparse) else sp.estimators.Dense()
+
+        def loss(z: Tensor, row: Tensor) -> Tensor:
+            return sum(self.model.parts(x[row], z, generator), torch.zeros((), device=x.device))
+
+        estimate = exact(scores, sp.OneOf(N_CLASSES), loss, generator=generator)
+        entropy = estimate.distribution.entropy()
+        elbo = -(estimate.value - entropy) - math.log(N_CLASSES)
+        calls = estimate.calls
+        return {"elbo": elbo, "accuracy": (scores.argmax(-1) == y).double(), "entropy": entropy, "calls": calls}
+
+    def warm_batches(self, epoch: int) -> tuple[torch.Generator, list[Mapping[str, Tensor]]]:
+        """The generator and batches of an epoch of the warm start."""
+        generator = generator_for(self.device, self.args.warm_seed, "warm", epoch)
+        order = torch.randperm(len(self.labelled), generator=generator, device=self.device)
+        chosen = self.labelled[order]
+        return generator, [
+            {"x": self.binarised(self.images.train.x[part], generator), "y": self.images.train.y[part]}
+            for part in chosen.split(self.args.batch_size)
+        ]

@@ -1,0 +1,5 @@
+"""What each estimator does on one's own batch: gradient variance, bias, calls and time, as a table and a plot."""
+
+from sparsum.diagnosis.diagnosis import Diagnosis as Diagnosis
+from sparsum.diagnosis.measurement import Measurement as Measurement
+from sparsum.diagnosis.run import diagnose as diagnose

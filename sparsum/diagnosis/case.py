@@ -1,0 +1,105 @@
+"""What is diagnosed: a batch of scores and a loss, and the gradient that an estimator gives for them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from sparsum.estimators import AbstractEstimator, Estimate
+from sparsum.estimators.problem import Loss
+from sparsum.structures import AbstractStructure
+from sparsum.structures.parts import Scores, tensors_of
+
+#: Hears what is being done, how much of it is done, and how much there is to do.
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A batch: copies of the scores, of which the gradients are taken, and what the estimators are called with."""
+
+    scores: Scores  # shape: (*batch, *score_shape), leaves
+    structure: AbstractStructure
+    loss: Loss
+    context: Tensor | None  # shape: (*batch, *features)
+    n_rows: int
+
+    @classmethod
+    def of(cls, scores: Scores, structure: AbstractStructure, loss: Loss, context: Tensor | None) -> Case:
+        """Check what does not depend on the estimator, and copy the scores."""
+        if not isinstance(structure, AbstractStructure):
+            raise TypeError(f"structure must be an AbstractStructure such as OneOf(n), got {type(structure).__name__}")
+        if not callable(loss):
+            raise TypeError(f"loss must be a function of atoms and rows, got {type(loss).__name__}")
+        _, _, batch_shape = structure.rows(scores)
+        n_rows = math.prod(batch_shape)
+        if n_rows == 0:
+            raise ValueError(f"scores must hold at least one example, got a batch of shape {tuple(batch_shape)}")
+        leaves = tuple(tensor.detach().clone().requires_grad_() for tensor in tensors_of(scores))
+        return cls(leaves if isinstance(scores, tuple) else leaves[0], structure, loss, context, n_rows)
+
+    @property
+    def leaves(self) -> tuple[Tensor, ...]:
+        """The tensors that the scores consist of."""
+        return tensors_of(self.scores)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the scores."""
+        return self.leaves[0].device
+
+    def call(self, estimator: AbstractEstimator, generator: torch.Generator) -> Estimate:
+        """The estimate for the batch."""
+        return estimator(self.scores, self.structure, self.loss, context=self.context, generator=generator)
+
+    def step(self, estimator: AbstractEstimator, generator: torch.Generator) -> tuple[Estimate, Tensor, float]:
+        """An estimate, its gradient with respect to the scores, (n_scores,), and the seconds that both took.
+
+        As in training, the gradients of the parameters of loss and estimator are computed as well; none is stored.
+        """
+        start = self._now()
+        estimate = self.call(estimator, generator)
+        total = estimate.surrogate.sum()
+        seconds = self._now() - start
+        inputs = [*self.leaves, *leaves_behind(total, apart_from=self.leaves)]
+        start = self._now()
+        # What the loss closes over may have a graph of its own, which the next draw needs again.
+        gradients = torch.autograd.grad(total, inputs, retain_graph=True, allow_unused=True)
+        seconds += self._now() - start
+        return estimate, self.flatten(gradients[: len(self.leaves)]), seconds
+
+    def flatten(self, gradients: tuple[Tensor | None, ...]) -> Tensor:
+        """Gradients of the scores as one vector in float64, on the CPU: (n_scores,)."""
+        parts = [
+            torch.zeros_like(leaf) if gradient is None else gradient
+            for leaf, gradient in zip(self.leaves, gradients, strict=True)
+        ]
+        return torch.cat([part.detach().cpu().double().reshape(-1) for part in parts])
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+
+def leaves_behind(value: Tensor, *, apart_from: tuple[Tensor, ...]) -> list[Tensor]:
+    """The other leaves that ``backward`` on a value would reach: a walk over its graph, which computes nothing."""
+    found: list[Tensor] = []
+    seen, waiting = set[Node | None]({None}), [value.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        assert node is not None
+        leaf = getattr(node, "variable", None)  # what AccumulateGrad, the end of each path, is for
+        if isinstance(leaf, Tensor) and all(leaf is not other for other in apart_from):
+            found.append(leaf)
+        waiting.extend(parent for parent, _ in node.next_functions)
+    return found

@@ -1,0 +1,97 @@
+"""The gradients of one estimator, over many draws."""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+
+import torch
+from torch import Tensor
+
+from sparsum.diagnosis.case import Case, Progress
+from sparsum.diagnosis.exact import Exact
+from sparsum.diagnosis.measurement import Measurement
+from sparsum.diagnosis.moments import Moments, relative_bias
+from sparsum.estimators import AbstractEstimator, Anneal
+
+# A sum is the same at every draw: so many are enough to time it.
+_ENOUGH_OF_A_SUM = 10
+
+
+def measure(
+    name: str, estimator: AbstractEstimator, case: Case, exact: Exact, *, draws: int, warm_up: int, seed: int
+) -> Measurement:
+    """Measure an estimator, or say why that is not possible; its state stays as it is."""
+    try:
+        return _measure(name, copy.deepcopy(estimator).train(), case, exact, draws, warm_up, seed)
+    except Exception as error:  # the others are to be measured all the same
+        notes = getattr(error, "__notes__", ())
+        return Measurement(name=name, reason=" ".join([f"{type(error).__name__}: {error}", *notes]))
+
+
+def _measure(
+    name: str, estimator: AbstractEstimator, case: Case, exact: Exact, draws: int, warm_up: int, seed: int
+) -> Measurement:
+    generator = torch.Generator(case.device).manual_seed(seed)
+    if estimator.state_dict():
+        steps = [(module, module.step.clone()) for module in estimator.modules() if isinstance(module, Anneal)]
+        _warm_up(name, estimator, case, warm_up, generator, exact.progress)
+        for module, step in steps:  # a baseline is to fill, but temperatures are to stay
+            module.step.copy_(step)
+    buffers = [(buffer, buffer.clone()) for buffer in estimator.buffers()]
+    truth = _truth(estimator, case, exact, generator)
+    moments, calls, seconds = Moments(), list[float](), list[float]()
+    at_first = generator.get_state()
+    for draw in range(draws):
+        # Every draw is that of the same step of training: baselines and temperatures stay.
+        for buffer, value in buffers:
+            buffer.copy_(value)
+        estimate, gradient, took = case.step(estimator, generator)
+        moments.add(gradient)
+        calls.append(estimate.calls.float().mean().item())
+        seconds.append(took)
+        exact.progress(name, draw + 1, draws)
+        is_sum = moments.count >= 2 and moments.variance == 0 and torch.equal(generator.get_state(), at_first)
+        if is_sum and moments.count >= _ENOUGH_OF_A_SUM:
+            break
+    bias, noise = relative_bias(moments, truth)
+    rounding = math.sqrt(torch.finfo(case.leaves[0].dtype).eps)
+    return Measurement(
+        name=name,
+        calls=statistics.mean(calls),
+        milliseconds=1e3 * statistics.median(seconds),
+        variance=moments.variance / case.n_rows,
+        bias=bias,
+        noise=noise,
+        is_unbiased=estimator.is_unbiased,
+        is_biased=bias > max(noise, rounding) and not estimator.is_unbiased,
+        is_doubtful=bias > max(noise, rounding) and estimator.is_unbiased,
+    )
+
+
+def _truth(estimator: AbstractEstimator, case: Case, exact: Exact, generator: torch.Generator) -> Tensor | None:
+    """The exact gradient, if it is known; by a call of its own, since the graph of an estimate serves once."""
+    estimate = case.call(estimator, generator)
+    try:
+        return exact.gradient(estimate)
+    except Exception:
+        if estimator.needs_relaxed_loss:  # the loss may take nothing else, and then there is no sum over atoms
+            return None
+        raise
+
+
+def _warm_up(
+    name: str, estimator: AbstractEstimator, case: Case, steps: int, generator: torch.Generator, progress: Progress
+) -> None:
+    """Steps of training of the estimator alone: its baselines fill, and its parameters learn."""
+    parameters = [parameter for parameter in estimator.parameters() if parameter.requires_grad]
+    optimiser = torch.optim.Adam(parameters) if parameters else None
+    for step in range(steps):
+        surrogate = case.call(estimator, generator).surrogate
+        if optimiser is not None:
+            gradients = torch.autograd.grad(surrogate.mean(), parameters, retain_graph=True, allow_unused=True)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+            optimiser.step()
+        progress(f"{name}, warm-up", step + 1, steps)

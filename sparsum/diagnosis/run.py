@@ -1,0 +1,125 @@
+"""The way in: all estimators on one batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsum.diagnosis.case import Case, Progress
+from sparsum.diagnosis.diagnosis import Diagnosis
+from sparsum.diagnosis.exact import Exact
+from sparsum.diagnosis.measure import measure
+from sparsum.estimators import AbstractEstimator
+from sparsum.estimators.arguments import check_number
+from sparsum.estimators.problem import Loss
+from sparsum.structures import AbstractStructure
+from sparsum.structures.parts import Scores
+
+
+def diagnose(
+    scores: Scores,  # shape: (*batch, *score_shape)
+    structure: AbstractStructure,
+    loss: Loss,
+    estimators: Mapping[str, AbstractEstimator] | Sequence[AbstractEstimator],
+    *,
+    context: Tensor | None = None,  # shape: (*batch, *features)
+    draws: int = 100,
+    warm_up: int = 100,
+    max_terms: int = 2**22,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Diagnosis:
+    r"""Measure how noisy, biased and expensive estimators are on a batch of one's own model.
+
+    With g the gradient of ``surrogate.sum()`` with respect to the scores, over draws of the same step of training,
+
+    .. math:: \mathrm{variance} = \frac{1}{n_{\mathrm{rows}}} \mathrm{tr} \, \mathrm{Cov}(g), \quad
+        \mathrm{bias} = \frac{|\mathbb{E}[g] - \nabla_t \sum_z q(z) \ell(z)|}{|\nabla_t \sum_z q(z) \ell(z)|}
+
+    where q is the estimator's own distribution: an exact sum over few assignments has neither variance nor bias. What the
+    noise of the draws adds to the bias is subtracted, and how large that noise is stands beside it.
+
+    >>> import sparsum as sp
+    >>> scores, weight = torch.tensor([[1.0, 0.5, -1.0]]), torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
+    >>> def loss(z, row):
+    ...     return (sp.embed(z, weight) - 0.5).square().sum(-1)
+    >>> estimators = [sp.estimators.Sparse(), sp.estimators.ScoreFunction(), sp.estimators.Disarm()]
+    >>> diagnosis = diagnose(scores, sp.OneOf(3), loss, estimators)
+    >>> diagnosis["Sparse"].variance, diagnosis["Sparse"].calls
+    (0.0, 2.0)
+    >>> diagnosis["ScoreFunction"].is_biased
+    False
+    >>> print(diagnosis)  # doctest: +ELLIPSIS
+    method         calls   ms  variance  var x calls  var x ms   bias  noise
+    Sparse             2  ...         0            0         0 0.000   0.000
+    ScoreFunction      1  ...
+    Disarm: TypeError: Disarm takes Bits, got OneOf(n=3); these take it: ...
+
+    Neither the scores, nor the estimators, nor the gradients of any parameters are changed. Modules in the loss are used as
+    they are: a dropout in training mode, say, adds its noise to the variance, and to the exact gradient.
+
+    Args:
+        scores: those of a typical batch, after some training perhaps.
+        structure: the set of assignments.
+        loss: as estimators take it; relaxations hand it float vectors, others atoms.
+        estimators: by name, or a list, in which they are called by their class; see `sparsum.estimators`.
+        context: what learned baselines read.
+        draws: how many gradients are averaged, at least 2; sums, which are the same at each, are drawn up to 10 times.
+        warm_up: how many calls the copy of an estimator with state gets first, so that its baseline fills, with a step of
+            Adam on its own parameters at each; 0 for estimators that were trained with the model.
+        max_terms: the largest number of assignments times examples that are summed to know the exact gradient under a
+            `sparsum.Gibbs` distribution, in chunks; if there are more, the bias is not known.
+        seed: of all randomness. Each estimator starts from it, so that none depends on which others there are.
+        progress: called with what is being done, how much of it is done, and how much there is to do.
+
+    Returns:
+        A table with a row for each estimator: ``print`` it, or ``plot`` it. An estimator that cannot take the structure or
+        the loss has the reason in its row.
+
+    Raises:
+        TypeError: if an argument has the wrong type.
+        ValueError: if the scores do not fit the structure, there are no estimators, or a number is out of its range.
+    """
+    check_number("draws", draws, least=2, is_whole=True)
+    check_number("warm_up", warm_up, least=0, is_whole=True)
+    check_number("max_terms", max_terms, least=0, is_whole=True)
+    check_number("seed", seed, is_whole=True)
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress must be a function or None, got {type(progress).__name__}")
+    named = _named(estimators)
+    case = Case.of(scores, structure, loss, context)
+    exact = Exact(case, max_terms, progress if progress is not None else lambda *_: None)
+    with torch.enable_grad():
+        return Diagnosis(
+            tuple(
+                measure(name, estimator, case, exact, draws=draws, warm_up=warm_up, seed=seed)
+                for name, estimator in named.items()
+            )
+        )
+
+
+def _named(estimators: Any) -> dict[str, AbstractEstimator]:
+    """Estimators by their names: those of a list by class, with arguments if there are several of it, and then a number."""
+    if not isinstance(estimators, Mapping | list | tuple):
+        raise TypeError(f"estimators must be a list, or a dict with names as keys, got {type(estimators).__name__}")
+    if not estimators:
+        raise ValueError(f"estimators must hold at least one estimator, got {estimators!r}")
+    if isinstance(estimators, Mapping):
+        named = dict(estimators)
+    else:
+        named, n_seen = {}, Counter[str]()
+        for estimator in estimators:
+            kind = type(estimator).__name__
+            if sum(type(other) is type(estimator) for other in estimators) > 1 and isinstance(estimator, AbstractEstimator):
+                kind = f"{kind}({estimator.extra_repr()})"
+            n_seen[kind] += 1
+            named[kind if n_seen[kind] == 1 else f"{kind} {n_seen[kind]}"] = estimator
+    for name, estimator in named.items():
+        if not isinstance(estimator, AbstractEstimator):
+            seen = f"the class {estimator.__name__}" if isinstance(estimator, type) else type(estimator).__name__
+            raise TypeError(f"estimators must hold estimators such as ScoreFunction(), got {seen} as {name!r}")
+    return named

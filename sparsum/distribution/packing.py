@@ -1,0 +1,117 @@
+"""Into the packed form, with checks that wait for the device once at most."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sparsum.segments import Segments
+from sparsum.simplex.blocks import support
+
+_SHOWN_ROWS = 5
+
+
+def validates(validate_args: bool | None) -> bool:
+    """The flag, by default True.
+
+    Torch's own default for distributions is of no use here: its compiler switches that off for the whole process.
+    """
+    return __debug__ if validate_args is None else validate_args
+
+
+def broadcast_value(value: Tensor, batch_shape: torch.Size, event_shape: torch.Size) -> Tensor:
+    """A value in the shape (*sample_shape, *batch_shape, *event_shape), its batch broadcast as torch does it."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"value must be a torch.Tensor, got {type(value).__name__}")
+    n_lead = value.ndim - len(event_shape)
+    if n_lead >= 0 and value.shape[n_lead:] == event_shape:
+        with contextlib.suppress(RuntimeError):
+            return value.expand(torch.broadcast_shapes(value.shape[:n_lead], batch_shape) + event_shape)
+    wanted = ", ".join(["*sample_shape", *map(str, batch_shape + event_shape)])
+    raise ValueError(f"value must have shape ({wanted}), or one that broadcasts to it, got {tuple(value.shape)}")
+
+
+def n_rows_of(atoms: Tensor, probs: Tensor, row: Tensor, batch_shape: Sequence[int] | None) -> int:
+    """The number of rows, after a check of shapes and dtypes."""
+    for name, value in (("atoms", atoms), ("probs", probs), ("row", row)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+    if not probs.is_floating_point():
+        raise TypeError(f"probs must have a floating-point dtype, got {probs.dtype}")
+    if row.dtype != torch.int64:
+        raise TypeError(f"row must have dtype torch.int64, got {row.dtype}")
+    if probs.ndim != 1 or row.shape != probs.shape or atoms.shape[:1] != probs.shape:
+        raise ValueError(
+            "atoms, probs and row must have shapes (n_atoms, *event_shape), (n_atoms,) and (n_atoms,), "
+            f"got {tuple(atoms.shape)}, {tuple(probs.shape)} and {tuple(row.shape)}"
+        )
+    if batch_shape is not None:
+        return math.prod(batch_shape)
+    return int(row[-1]) + 1 if len(row) else 0
+
+
+def check_packed(atoms: Tensor, probs: Tensor, row: Tensor, n_rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The parts without atoms of probability 0; raises if they are no distributions."""
+    # Before anything is known about the rows, nothing may be indexed by them that would not take any value.
+    is_unsorted = (row.diff() < 0).any() | (row < 0).any() | (row >= n_rows).any()
+    segments = Segments.from_row(row.clamp(0, max(n_rows - 1, 0)), max(n_rows, 1))
+    total = segments.sum(probs.detach().double())
+    is_bad = ~((total - 1).abs() <= _tolerance(probs)) | (segments.sum((probs < 0).double()) > 0)
+    n_unsorted, n_bad, n_zeros = torch.stack([is_unsorted.long(), is_bad[:n_rows].sum(), (probs == 0).sum()]).tolist()
+    if n_unsorted:
+        raise ValueError(f"row must be sorted, with values from 0 to {n_rows - 1}, got {row}")
+    if n_bad:
+        _raise_bad_rows(is_bad, total)
+    if n_zeros:
+        kept = probs.detach() > 0
+        atoms, probs, row = atoms[kept], probs[kept], row[kept]
+    return atoms, probs, row
+
+
+def check_indices(atoms: Tensor, n: int) -> None:
+    """Raise unless atoms are category indices from 0 to n - 1."""
+    if atoms.ndim != 1 or atoms.is_floating_point():
+        raise TypeError(
+            f"atoms of OneOf(n={n}) must be integers of shape (n_atoms,), got {atoms.dtype} {tuple(atoms.shape)}"
+        )
+    if len(atoms) and not 0 <= int(atoms.min()) <= int(atoms.max()) < n:
+        raise ValueError(f"atoms of OneOf(n={n}) must be from 0 to {n - 1}, got {int(atoms.min())} to {int(atoms.max())}")
+
+
+def pack_dense(
+    probs: Tensor,  # shape: (*batch, n)
+    *,
+    checks: bool,
+) -> tuple[Tensor, Tensor, Segments]:
+    """Indices of the positive entries, their probabilities, and their segments."""
+    if not isinstance(probs, Tensor):
+        raise TypeError(f"probs must be a torch.Tensor, got {type(probs).__name__}")
+    if not probs.is_floating_point():
+        raise TypeError(f"probs must have a floating-point dtype, got {probs.dtype}")
+    if probs.ndim == 0 or probs.shape[-1] == 0:
+        raise ValueError(f"probs must have shape (*batch, n) with n at least 1, got {tuple(probs.shape)}")
+    rows = probs.reshape(-1, probs.shape[-1])
+    fixed = rows.detach()
+    total = fixed.sum(-1, dtype=torch.float64)
+    is_bad = ~((total - 1).abs() <= _tolerance(probs)) | (fixed.amin(-1) < 0)
+    packed, n_bad = support(fixed, is_bad)
+    if checks and n_bad:
+        _raise_bad_rows(is_bad, total)
+    kept = packed.segments.clear_padding(rows.reshape(-1).index_select(0, packed.flat))
+    return packed.flat % probs.shape[-1], kept, packed.segments
+
+
+def _tolerance(probs: Tensor) -> float:
+    """How far the sum of rounded probabilities may be from 1."""
+    return max(1e-6, 10 * torch.finfo(probs.dtype).eps)
+
+
+def _raise_bad_rows(is_bad: Tensor, total: Tensor) -> None:
+    rows = is_bad.nonzero().squeeze(-1).tolist()
+    shown = ", ".join(f"row {row} sums to {total[row].item():.6g}" for row in rows[:_SHOWN_ROWS])
+    more = f" and {len(rows) - _SHOWN_ROWS} more" if len(rows) > _SHOWN_ROWS else ""
+    raise ValueError(f"probs must be non-negative, without NaN, and sum to 1 in every row; {shown}{more} (of {len(is_bad)})")

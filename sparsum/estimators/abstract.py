@@ -1,0 +1,202 @@
+"""The one signature of all estimators, and the door for a user's own."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from sparsum.distribution.generator import check_generator
+from sparsum.estimators.problem import Loss, Problem
+from sparsum.estimators.revalued import Revalued
+from sparsum.gibbs.gibbs import GIBBS_STRUCTURES
+from sparsum.structures import AbstractStructure
+from sparsum.structures.parts import Scores
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What an estimator returns.
+
+    Args:
+        surrogate: what to minimise. Its value is ``value``, and its first derivative the estimate of the gradient of the
+            expected loss: in the scores, in the parameters of the loss, and for what an estimator learns in an objective
+            of its own. So do not turn its sign: to maximise a reward, let the loss return its negative. Second
+            derivatives of sampled surrogates mean nothing.
+        value: the estimate of the expected loss, without a gradient. That of `GumbelSoftmax` is the loss of relaxed samples:
+            to compare models, evaluate with `Dense`, or with `ScoreFunction`, which sees true samples.
+        calls: how often the loss was evaluated for each element of the batch, int64.
+        distribution: the discrete distribution of z, whose `entropy()` and divergences may enter the objective.
+    """
+
+    surrogate: Tensor  # shape: (*batch,)
+    value: Tensor  # shape: (*batch,)
+    calls: Tensor  # shape: (*batch,)
+    distribution: Distribution
+
+
+class AbstractEstimator(torch.nn.Module, ABC):
+    r"""A way to estimate :math:`\mathbb{E}_{z \sim q}[\ell(z)]` and its gradient, where scores t determine q.
+
+    >>> import sparsum as sp
+    >>> scores = torch.tensor([[1.0, 0.0, -1.0]], requires_grad=True)
+    >>> estimate = sp.estimators.Sparse()(scores, sp.OneOf(3), lambda z, row: z.float())
+    >>> (estimate.surrogate - 0.1 * estimate.distribution.entropy()).mean().backward()
+
+    Every estimator is a module. What it learns or counts is in its ``state_dict()``, is moved with the model, and changes
+    only while ``training``; hand its ``parameters()`` to the optimiser. Under `torch.compile` an estimator runs as it is:
+    compile the networks before it and in the loss.
+
+    One of your own subclasses this and defines `estimate`, for rows into which the batch is flattened, and `n_calls`;
+    `sparsum.testing.check_estimator` tests it.
+
+    >>> class Reinforce(AbstractEstimator):
+    ...     def n_calls(self, structure):
+    ...         return 1
+    ...     def estimate(self, problem):
+    ...         p = problem.gibbs()
+    ...         atoms = problem.sample(p, 1)  # shape: (n_rows, 1, *event_shape)
+    ...         losses, log_probs = problem.sample_losses(atoms), problem.log_probs(p, atoms)  # shape: (n_rows, 1)
+    ...         surrogate = losses + losses.detach() * log_probs
+    ...         return Estimate(surrogate.sum(1), losses.sum(1), problem.calls(1), p)
+    >>> sp.testing.check_estimator(Reinforce(), draws=1000).counts["unbiased"]
+    16
+    """
+
+    #: Whether the gradient of the surrogate is right in expectation, for the distribution that is returned.
+    is_unbiased: bool = True
+    #: Whether the loss gets float vectors instead of atoms, and must be differentiable in them.
+    needs_relaxed_loss: bool = False
+    #: The structures it takes.
+    structures: tuple[type[AbstractStructure], ...] = GIBBS_STRUCTURES
+    #: Whether it goes through all assignments, whose number must be known.
+    lists_all: bool = False
+    #: Whether to look for rows without a distribution, at the price of one wait for the device.
+    validate_args: bool = True
+
+    #: See `forward`.
+    __call__: Callable[..., Estimate]
+
+    @abstractmethod
+    def estimate(self, problem: Problem) -> Estimate:
+        """Estimate with all rows of a batch, its tensors of shape (n_rows,); the surrogate's value does not matter."""
+
+    @abstractmethod
+    def n_calls(self, structure: AbstractStructure) -> int | None:
+        """How often the loss is evaluated for each element of a batch; None if that depends on the scores."""
+
+    # Not compiled: a compiled graph would see baselines after their update, and hide what a loss depends on.
+    @torch.compiler.disable
+    def forward(
+        self,
+        scores: Scores,  # shape: (*batch, *score_shape)
+        structure: AbstractStructure,
+        loss: Loss,
+        *,
+        context: Tensor | None = None,  # shape: (*batch, *features)
+        generator: torch.Generator | None = None,
+    ) -> Estimate:
+        """Estimate the expected loss.
+
+        Args:
+            scores: one score per part of the structure; -inf forbids.
+            structure: the set of assignments.
+            loss: called as ``loss(z, row)`` with packed assignments and the row of each, (n,); returns one number for each,
+                (n,). If the estimator ``needs_relaxed_loss``, z are float vectors, (n, *score_shape), else atoms;
+                `sparsum.embed` takes both. In a batch of several dimensions, row counts the flattened batch.
+            context: what learned baselines read, without a gradient to it.
+            generator: the source of all randomness, on the device of the scores; by default torch's own. With
+                ``chunk_size`` it is also the one that the loss may draw from.
+
+        Raises:
+            TypeError: if the estimator does not take the structure, the loss returns no tensor of floats, or ``generator``
+                is neither None nor a `torch.Generator`.
+            ValueError: if shapes do not fit, the loss does not return one number for each atom, rows hold a NaN or +inf
+                (which sums over `OneOf` know what to do with) or allow nothing, or the loss is not differentiable where
+                it has to be.
+        """
+        self._check_structure(structure)
+        if not callable(loss):
+            raise TypeError(f"loss must be a function of atoms and rows, got {type(loss).__name__}")
+        check_generator(generator)
+        bound, rows, batch_shape = structure.rows(scores)
+        problem = Problem(
+            structure=bound,
+            rows=rows,
+            batch_shape=batch_shape,
+            loss=loss,
+            context=_context_rows(context, batch_shape),
+            generator=generator,
+            name=type(self).__name__,
+            validate_args=self.validate_args,
+        )
+        found = self.estimate(problem)
+        _check_estimate(found, problem)
+        value = found.value.detach().reshape(batch_shape)
+        surrogate = found.surrogate.reshape(batch_shape)
+        return Estimate(
+            # Only the gradient of the surrogate counts, so its value may be one that says something.
+            surrogate=Revalued.apply(surrogate, value),
+            value=value,
+            calls=found.calls.reshape(batch_shape),
+            distribution=found.distribution,
+        )
+
+    def extra_repr(self) -> str:
+        """The arguments it was made with, shown by print."""
+        names = inspect.signature(type(self).__init__).parameters
+        plain = {name: getattr(self, name, None) for name in names}
+        return ", ".join(f"{name}={value}" for name, value in plain.items() if isinstance(value, bool | int | float | str))
+
+    def _check_structure(self, structure: AbstractStructure) -> None:
+        if not isinstance(structure, AbstractStructure):
+            raise TypeError(f"structure must be an AbstractStructure such as OneOf(n), got {type(structure).__name__}")
+        if not isinstance(structure, self.structures):
+            taken = ", ".join(kind.__name__ for kind in self.structures)
+            raise TypeError(
+                f"{type(self).__name__} takes {taken}, got {structure!r}; these take it: {', '.join(_takers(structure))}"
+            )
+
+
+def _check_estimate(found: Estimate, problem: Problem) -> None:
+    """Raise unless `estimate` returned what it should, which concerns those who write their own."""
+    if not isinstance(found, Estimate):
+        raise TypeError(f"estimate of {problem.name} must return an Estimate, got {type(found).__name__}")
+    for name in ("surrogate", "value", "calls"):
+        shape = tuple(getattr(found, name).shape)
+        if math.prod(shape) != problem.n_rows:
+            raise ValueError(f"estimate of {problem.name} must return a {name} of shape ({problem.n_rows},), got {shape}")
+
+
+def _takers(structure: AbstractStructure) -> list[str]:
+    """The names of the estimators that take a structure, those for any structure first."""
+    kinds = [
+        kind
+        for kind in _estimators(AbstractEstimator.__subclasses__())
+        if isinstance(structure, kind.structures) and not (kind.lists_all and math.isinf(structure.log_count()))
+    ]
+    return [kind.__name__ for kind in sorted(kinds, key=lambda kind: len(kind.structures))]
+
+
+def _estimators(kinds: list[type[AbstractEstimator]]) -> list[type[AbstractEstimator]]:
+    """The classes that can be instantiated, among some and those that derive from them."""
+    below = [found for kind in kinds for found in _estimators(kind.__subclasses__())]
+    return [kind for kind in kinds if not inspect.isabstract(kind)] + below
+
+
+def _context_rows(context: Tensor | None, batch_shape: torch.Size) -> Tensor | None:
+    """The context of each row, detached: (n_rows, *features)."""
+    if context is None:
+        return None
+    if not isinstance(context, Tensor):
+        raise TypeError(f"context must be a torch.Tensor, got {type(context).__name__}")
+    if context.shape[: len(batch_shape)] != batch_shape:
+        wanted = ", ".join([*map(str, batch_shape), "*features"])
+        raise ValueError(f"context must have shape ({wanted}), got {tuple(context.shape)}")
+    return context.detach().reshape(math.prod(batch_shape), *context.shape[len(batch_shape) :])

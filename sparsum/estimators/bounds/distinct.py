@@ -1,0 +1,156 @@
+"""Samples that differ from each other, each of which stands for itself and for what was not drawn."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from sparsum.distribution.generator import check_generator
+from sparsum.estimators.bounds.bound import Bound, check_sum, pack
+from sparsum.estimators.distinct import count_up_to
+from sparsum.estimators.noise import exponential
+from sparsum.estimators.problem import Loss, checked_values
+from sparsum.gibbs import Gibbs
+from sparsum.gibbs.chain import FORBIDDEN
+from sparsum.structures import AbstractStructure
+from sparsum.structures.bad_rows import is_unusable
+from sparsum.structures.parts import Scores, flatten_parts
+
+
+def distinct_bound(
+    scores: Scores,  # shape: (*batch, *score_shape)
+    structure: AbstractStructure,
+    log_joint: Loss,
+    k: int,
+    *,
+    generator: torch.Generator | None = None,
+) -> Bound:
+    r"""A bound of up to k different samples: exact for those that were sure to come, weighted for the others.
+
+    With q the `sparsum.Gibbs` distribution of the scores, S the first k different samples of it, and p(x) the sum of p(x, z)
+    over all that is allowed,
+
+    .. math:: \hat L = \log \sum_{z \in S} \frac{p(x, z)}{\pi(z)}, \quad \mathbb{E}\, e^{\hat L} = p(x), \quad
+        \pi(z) = 1 - e^{-\tau q(z \mid x)}
+
+    where samples come at random times, one per unit of time on average, :math:`\tau` is the time at which one more would
+    have come, at most 2 k + 32, and :math:`\pi` the probability to come before. It is close to 1 for all that is likely,
+    which so is summed exactly, and close to :math:`\tau q` for the rest, as in importance sampling. The gradient is that of
+    :math:`\log p(x, z) + \log q(z \mid x)`, with the share of each term as its weight: p climbs the bound, q learns to be
+    the posterior.
+
+    `wake_wake` has the same gradient, and spends calls on samples that it has already; here, where q is sure of few
+    assignments, calls are as few. Where no sample comes twice, its bound is the tighter one, by 1 / (2 k) nats or so, since
+    :math:`\tau` is random.
+
+    >>> import sparsum as sp
+    >>> scores = torch.tensor([[9.0, -9.0, 0.0], [0.1, 0.2, 0.3]], requires_grad=True)
+    >>> log_joint = lambda z, row: -4.0 * (z - torch.tensor([1.0, 0.0, 0.0])).abs().sum(-1)
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> sp.estimators.distinct_bound(scores, sp.Bits(3), log_joint, k=6, generator=generator).calls  # one is sure of 2 bits
+    tensor([2, 6])
+    >>> many = sp.estimators.distinct_bound(scores[1].expand(4000, 3), sp.Bits(3), log_joint, k=6, generator=generator)
+    >>> many.value.exp().mean()  # and p(x) is 1.0560
+    tensor(1.0670)
+
+    Args:
+        scores: one score per part of the structure; -inf forbids, as does what is 1e30 below all others.
+        structure: one of `OneOf`, `Bits`, `Groups`, `Sequence`, `Enumerated` and `Tree`.
+        log_joint: called as ``log_joint(z, row)`` with packed assignments and the row of each, (n,), as the loss of an
+            estimator; returns log p(x, z) of each, (n,). What is no number stays in its row.
+        k: how many different samples there may be, at least 2: q learns by comparing them. If the structure has no more
+            assignments than that, all that are allowed are summed.
+        generator: for the samples; the default one of the device if None.
+
+    Returns:
+        The bound, in float32 at least, and its surrogate, whose second derivatives mean nothing.
+
+    Raises:
+        TypeError: if scores are not floating-point, k is no int, ``log_joint`` returns no tensor of floats, ``generator`` is
+            neither None nor a `torch.Generator`, or there is no `sparsum.Gibbs` distribution over the structure.
+        ValueError: if shapes do not fit, k < 2, or rows hold a NaN or +inf or allow nothing.
+
+    References:
+        - Priority sampling for estimation of arbitrary subset sums (Duffield, Lund & Thorup, 2007), on the weights
+        - Stochastic beams and where to find them (Kool, van Hoof & Welling, 2019), on different samples of a model,
+          https://arxiv.org/abs/1903.06059
+        - Reweighted wake-sleep (Bornschein & Bengio, 2015), on the gradient, https://arxiv.org/abs/1406.2751
+    """
+    check_sum(structure, log_joint, k, least=2)
+    check_generator(generator)
+    structure, rows, batch_shape = structure.rows(scores)  # bound to these rows
+    q = Gibbs._from_rows(structure, rows, batch_shape, validate_args=False)
+    flat = flatten_parts(rows)
+    is_bad = is_unusable(flat) | ~(q._model.log_partition.detach() > FORBIDDEN / 2)
+    with torch.no_grad():
+        is_small = count_up_to(structure, k + 1) <= k
+        drawn, is_kept, log_until = _all_allowed(q, rows, k) if is_small else _first_different(q, k, generator)
+    atoms, segments = pack(drawn, is_kept, flat, is_bad, most=min(k, is_kept.shape[1]))
+    log_joints = segments.clear_padding(checked_values("log_joint", log_joint, atoms, segments.row))
+    log_probs = segments.clear_padding(q._model.log_prob(atoms, segments.row))
+    with torch.no_grad():
+        log_weights = log_joints - log_inclusion(log_probs, log_until[segments.row]).to(log_joints.dtype)
+        value, share = segments.logsumexp(log_weights), segments.softmax(log_weights)
+    # What has no share may be -inf.
+    surrogate = segments.sum(torch.where(share == 0, 0.0, share * (log_joints + log_probs.to(log_joints.dtype))))
+    return Bound.of(*(result.reshape(batch_shape) for result in (value, surrogate, segments.lengths)))
+
+
+def _all_allowed(q: Gibbs, rows: Scores, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """As `_first_different` at a time when all has come that may come, of structures with at most k assignments."""
+    atoms, is_kept = q.structure.kbest(rows, k)
+    row = torch.arange(len(atoms), device=atoms.device).repeat_interleave(atoms.shape[1])
+    # Scores as low as the dtype has them forbid, too, as they do for samples.
+    is_allowed = q._model.log_prob(atoms.flatten(0, 1), row) > -torch.inf
+    return atoms, is_kept & is_allowed.reshape(is_kept.shape), torch.full_like(q._model.log_partition, torch.inf)
+
+
+def _first_different(q: Gibbs, k: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Samples of each row, (n_rows, n, *event_shape), which of them to keep, (n_rows, n), and log tau, (n_rows,), float64.
+
+    Samples that come at the times of a Poisson process are, for each assignment, a process of its own: the times of their
+    first samples are independent, and those that come before a time fixed beforehand, or before the (k + 1)-th, are a
+    sample without replacement. No loop over the choices of a structure is needed, as it is for a beam search.
+    """
+    latest = 2 * k + 32
+    n = math.ceil(latest + 8 * math.sqrt(latest))  # too few to reach that time with a probability below 1e-10
+    drawn = q._model.sample(n, generator).transpose(0, 1)
+    like = torch.empty((), dtype=torch.float64, device=drawn.device)
+    time = exponential(drawn.shape[:2], like, generator).cumsum(-1)
+    is_new = is_first(drawn)
+    is_over = is_new & (is_new.cumsum(-1) > k)
+    until = torch.where(is_over, time, torch.inf).amin(-1).clamp_max(latest)
+    return drawn, is_new & (time < until.unsqueeze(-1)), until.log()
+
+
+def is_first(
+    atoms: Tensor,  # shape: (n_rows, n, *event_shape)
+) -> Tensor:
+    """Whether an atom is the first of its kind in its row: (n_rows, n)."""
+    flat = atoms.flatten(2) if atoms.ndim > 2 else atoms.unsqueeze(-1)
+    # A number for each atom that is the same for another one with a probability of 2 ** -60 or less.
+    key = (flat.long() * _factors(flat.shape[-1], flat.device)).sum(-1)
+    ordered, source = key.sort(dim=-1, stable=True)
+    is_new = torch.ones_like(ordered, dtype=torch.bool)
+    is_new[:, 1:] = ordered.diff(dim=-1) != 0
+    return torch.empty_like(is_new).scatter_(-1, source, is_new)
+
+
+@lru_cache
+def _factors(n: int, device: torch.device) -> Tensor:
+    """Random numbers, always the same, of all 64 bits: (n,)."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    return torch.randint(-(2**63), 2**63 - 1, (n,), generator=generator, device="cpu").to(device)
+
+
+def log_inclusion(
+    log_probs: Tensor,  # shape: (n,)
+    log_until: Tensor,  # shape: (n,), float64
+) -> Tensor:
+    """The logarithm of the probability that an assignment comes by a time: (n,), float64."""
+    log_mean = log_probs.double() + log_until  # of the number of its samples until then
+    # Where the mean is next to nothing, and might underflow, it is that probability.
+    return torch.where(log_mean < -40, log_mean, (-torch.expm1(-log_mean.exp())).log())

@@ -1,0 +1,157 @@
+"""What an estimator works on: flattened rows, and the loss with its checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from sparsum.gibbs import Gibbs
+from sparsum.structures import AbstractStructure, Bits
+from sparsum.structures.parts import Scores, tensors_of
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+_INSTEAD = "an estimator that hands it atoms, such as SparseMAP, TopK, ScoreFunction or LeaveOneOut, needs no such loss"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Rows of scores over a structure, and a loss of assignments to be averaged in each row."""
+
+    structure: AbstractStructure  # as bound to these rows
+    rows: Scores  # shape: (n_rows, *score_shape)
+    batch_shape: torch.Size
+    loss: Loss
+    context: Tensor | None  # shape: (n_rows, *features)
+    generator: torch.Generator | None
+    name: str  # of the estimator, for messages
+    validate_args: bool
+
+    @property
+    def n_rows(self) -> int:
+        """The number of rows."""
+        return len(tensors_of(self.rows)[0])
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the scores."""
+        return tensors_of(self.rows)[0].device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the scores."""
+        return tensors_of(self.rows)[0].dtype
+
+    def gibbs(self) -> Gibbs:
+        """The dense distribution of the batch."""
+        return Gibbs._from_rows(self.structure, self.rows, self.batch_shape, validate_args=self.validate_args)
+
+    def features(self, n: int) -> Tensor:
+        """The context of each row as n numbers: (n_rows, n)."""
+        if self.context is None:
+            raise ValueError(f"{self.name} needs a context for its network to read: pass context=x")
+        flat = self.context.reshape(self.n_rows, self.context.shape[1:].numel())
+        if flat.shape[1] != n:
+            raise ValueError(f"{self.name} was made for a context of {n} features per element, got {flat.shape[1]}")
+        return flat if flat.is_floating_point() else flat.float()
+
+    def row(self, n_each: int) -> Tensor:
+        """The row of each of ``n_each`` atoms per row: (n_rows * n_each,)."""
+        rows = torch.arange(self.n_rows, device=self.device)
+        return rows.repeat_interleave(n_each, output_size=self.n_rows * n_each)
+
+    def calls(self, n_each: int) -> Tensor:
+        """The same number of calls for every row."""
+        return torch.full((self.n_rows,), n_each, device=self.device)
+
+    def losses(
+        self,
+        z: Tensor,  # shape: (n, *event_shape)
+        row: Tensor,  # shape: (n,)
+    ) -> Tensor:
+        """The loss of each assignment, checked, in float32 at least: (n,)."""
+        return checked_values("loss", self.loss, z, row)
+
+    def sample_losses(
+        self,
+        atoms: Tensor,  # shape: (n_rows, n_each, *event_shape)
+    ) -> Tensor:
+        """The loss of the same number of atoms for each row: (n_rows, n_each)."""
+        return self.losses(atoms.flatten(0, 1), self.row(atoms.shape[1])).reshape(atoms.shape[:2])
+
+    def sample(self, p: Gibbs, n: int) -> Tensor:
+        """Samples for each row: (n_rows, n, *event_shape)."""
+        atoms = p.sample((n,), generator=self.generator)
+        return atoms.reshape(n, self.n_rows, *p.event_shape).transpose(0, 1)
+
+    def log_probs(
+        self,
+        p: Gibbs,
+        atoms: Tensor,  # shape: (n_rows, n_each, *event_shape)
+    ) -> Tensor:
+        """The log-probability of the same number of atoms for each row, in float32 at least: (n_rows, n_each)."""
+        return p._model.log_prob(atoms.flatten(0, 1), self.row(atoms.shape[1])).reshape(atoms.shape[:2])
+
+    def relaxed_losses(
+        self,
+        vectors: Tensor,  # shape: (n_rows, n_each, *score_shape)
+    ) -> Tensor:
+        """The loss of vectors that may be no assignments, differentiable in them: (n_rows, n_each)."""
+        z, row = vectors.to(self.dtype).flatten(0, 1), self.row(vectors.shape[1])
+        try:
+            values = self.losses(z, row)
+        except (IndexError, RuntimeError, TypeError) as error:
+            # The vectors of bits are no other than its atoms.
+            if isinstance(self.structure, Bits) or isinstance(error, torch.OutOfMemoryError):
+                raise
+            seen = f"{str(z.dtype).removeprefix('torch.')} vectors of shape {tuple(z.shape)}"
+            raise TypeError(
+                f"{self.name} hands the loss {seen}, and it failed on them: {error}; sparsum.embed takes both such vectors "
+                f"and atoms; {_INSTEAD}"
+            ) from error
+        if torch.is_grad_enabled() and len(row) and not _depends_on(values, z):
+            raise ValueError(
+                f"{self.name} needs a loss that is differentiable in z, but what the loss returned does not depend on z by "
+                f"differentiable operations; {_INSTEAD}"
+            )
+        return values.reshape(vectors.shape[:2])
+
+
+def checked_values(
+    name: str,
+    function: Loss,
+    z: Tensor,  # shape: (n, *event_shape)
+    row: Tensor,  # shape: (n,)
+) -> Tensor:
+    """What a function of assignments returns, checked, in float32 at least: (n,)."""
+    # Copies, so that a function that changes them in place does not change what the probabilities are of.
+    values = function(z.clone(), row.clone())
+    if not isinstance(values, Tensor) or not values.is_floating_point():
+        kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
+        raise TypeError(f"{name} must return a floating-point torch.Tensor, got {kind}")
+    if values.shape != row.shape:
+        raise ValueError(
+            f"{name} must return one number per assignment, shape ({len(row)},), got {tuple(values.shape)}; index what "
+            "belongs to an example by row, as in x[row], and neither keep dimensions nor average over the assignments"
+        )
+    return values.float() if torch.finfo(values.dtype).bits == 16 else values
+
+
+def _depends_on(values: Tensor, z: Tensor) -> bool:
+    """Whether the graph behind values contains z: a walk over its nodes, which costs no computation."""
+    if not z.requires_grad:
+        return True  # nothing is to be differentiated
+    target, seen, waiting = z.grad_fn, set[Node](), [values.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if node is target:
+            return True
+        seen.add(node)
+        waiting.extend(parent for parent, _ in node.next_functions)
+    return False

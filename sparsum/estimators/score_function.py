@@ -1,0 +1,228 @@
+r"""Score-function estimators (REINFORCE) and their baselines.
+
+.. math:: \nabla \mathbb{E}[\ell(z)] = \mathbb{E}[\nabla \ell(z) + (\ell(z) - b) \nabla \log p(z)]
+
+for every b that does not depend on the sample z: it changes the variance alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparsum.estimators.abstract import AbstractEstimator, Estimate
+from sparsum.estimators.arguments import check_number, check_samples
+from sparsum.estimators.baselines import RunningMean, in_dtype_of, perceptron, predict
+from sparsum.estimators.problem import Problem
+from sparsum.gibbs import Gibbs
+from sparsum.structures import AbstractStructure
+
+
+class ScoreFunction(AbstractEstimator):
+    r"""The score function with the mean of all earlier losses as baseline, also known as REINFORCE or SFE.
+
+    .. math:: \ell(z) + (\ell(z) - b) \log p(z), \quad z \sim p
+
+    >>> import sparsum as sp
+    >>> estimator = ScoreFunction()
+    >>> scores = torch.zeros(1, 3, requires_grad=True)
+    >>> estimate = estimator(scores, sp.OneOf(3), lambda z, row: z.float(), generator=torch.Generator().manual_seed(0))
+    >>> estimate.calls
+    tensor([1])
+
+    Args:
+        samples: how many samples per element are averaged.
+        decay: None for the mean of all earlier losses, or the part that an exponential average keeps at each step.
+        baseline: whether to have a baseline at all.
+
+    References:
+        - Simple statistical gradient-following algorithms for connectionist reinforcement learning (Williams, 1992),
+          https://doi.org/10.1007/BF00992696
+    """
+
+    def __init__(self, samples: int = 1, *, decay: float | None = None, baseline: bool = True) -> None:
+        super().__init__()
+        self.samples = check_samples(samples)
+        self.baseline = RunningMean(decay) if baseline else None
+
+    def n_calls(self, structure: AbstractStructure) -> int:
+        """One per sample."""
+        return self.samples
+
+    def estimate(self, problem: Problem) -> Estimate:
+        """The average over samples."""
+        p = problem.gibbs()
+        atoms, losses = sample_losses(problem, p, self.samples)
+        surrogate = losses + (losses.detach() - current(self.baseline)) * problem.log_probs(p, atoms)
+        if self.training and self.baseline is not None:
+            self.baseline.update(losses.detach())
+        return Estimate(surrogate.mean(1), losses.mean(1), problem.calls(self.samples), p)
+
+
+class SelfCritic(AbstractEstimator):
+    r"""The score function with the loss of a second, independent sample as baseline: SFE+.
+
+    .. math:: \ell(z) + (\ell(z) - \ell(z')) \log p(z), \quad z, z' \sim p
+
+    The second sample is evaluated without gradient, so that the gradient of the loss's own parameters is that of one sample.
+
+    >>> import sparsum as sp
+    >>> estimate = SelfCritic()(torch.zeros(1, 3, requires_grad=True), sp.OneOf(3), lambda z, row: z.float())
+    >>> estimate.calls
+    tensor([2])
+
+    Args:
+        greedy: take the most probable assignment instead of a second sample.
+
+    References:
+        - Self-critical sequence training for image captioning (Rennie, Marcheret, Mroueh, Ross & Goel, 2017), with the most
+          probable assignment, https://arxiv.org/abs/1612.00563
+    """
+
+    def __init__(self, *, greedy: bool = False) -> None:
+        super().__init__()
+        self.greedy = greedy
+
+    def n_calls(self, structure: AbstractStructure) -> int:
+        """The sample and its critic."""
+        return 2
+
+    def estimate(self, problem: Problem) -> Estimate:
+        """The loss of one sample, relative to that of another."""
+        p = problem.gibbs()
+        atoms, losses = sample_losses(problem, p, 1)
+        with torch.no_grad():
+            second = p.mode.reshape(atoms.shape) if self.greedy else problem.sample(p, 1)
+            baseline = problem.sample_losses(second)
+        surrogate = losses + (losses.detach() - baseline) * problem.log_probs(p, atoms)
+        return Estimate(surrogate.mean(1), losses.mean(1), problem.calls(2), p)
+
+
+class NVIL(AbstractEstimator):
+    r"""The score function with a network as baseline that predicts the loss from the ``context``.
+
+    .. math:: \ell(z) + (\ell(z) - b(x)) \log p(z) + (\ell(z) - b(x))^2
+
+    In the last term the loss is constant: it trains the network, by the same optimiser as the rest, and nothing else. Hand
+    the estimator's ``parameters()`` to the optimiser.
+
+    >>> import sparsum as sp
+    >>> estimator, x = NVIL(context_size=7), torch.randn(4, 7)
+    >>> estimate = estimator(torch.zeros(4, 3), sp.OneOf(3), lambda z, row: z.float(), context=x)
+    >>> estimate.surrogate.mean().backward()
+    >>> estimator.network[0].weight.grad.shape
+    torch.Size([512, 7])
+
+    Args:
+        context_size: the number of features of the context, which is flattened; makes a network with ReLU of the sizes
+            context_size, *hidden, 1.
+        hidden: the sizes of its hidden layers.
+        network: a network to use instead, called with the context, (n_rows, *features); returns (n_rows,) or (n_rows, 1).
+        normalise: whether to centre what the network leaves over, and to divide it by its standard deviation where that is
+            more than 1, both by exponential averages with a decay of 0.8. This rescales the gradient of the scores.
+
+    References:
+        - Neural variational inference and learning in belief networks (Mnih & Gregor, 2014), algorithm 1,
+          https://arxiv.org/abs/1402.0030
+    """
+
+    def __init__(
+        self,
+        context_size: int | None = None,
+        *,
+        hidden: tuple[int, ...] = (512, 512, 512),
+        network: torch.nn.Module | None = None,
+        normalise: bool = False,
+    ) -> None:
+        super().__init__()
+        if (context_size is None) == (network is None):
+            raise ValueError("give either context_size, the number of features of the context, or a network")
+        if network is None:
+            assert context_size is not None
+            check_number("context_size", context_size, least=1, is_whole=True)
+            network = perceptron(context_size, hidden)
+        self.network, self.context_size = network, context_size
+        self.centre = RunningMean(0.8) if normalise else None
+        self.square = RunningMean(0.8) if normalise else None
+
+    @property
+    def is_unbiased(self) -> bool:  # type: ignore[override]
+        """Whether the gradient keeps its scale."""
+        return self.square is None
+
+    def n_calls(self, structure: AbstractStructure) -> int:
+        """One sample."""
+        return 1
+
+    def estimate(self, problem: Problem) -> Estimate:
+        """The loss of one sample, relative to the prediction."""
+        context = self._context(problem)
+        p = problem.gibbs()
+        atoms, losses = sample_losses(problem, p, 1)
+        prediction = predict(self.network, context, n_rows=problem.n_rows).unsqueeze(1)
+        signal = (losses.detach() - prediction - current(self.centre)) / self._scale()
+        surrogate = losses + signal.detach() * problem.log_probs(p, atoms)
+        if self.training and self.centre is not None and self.square is not None:
+            left = (losses - prediction).detach()
+            self.square.update((left - self.centre.mean).square())
+            self.centre.update(left)
+        return Estimate((surrogate + signal.square()).mean(1), losses.mean(1), problem.calls(1), p)
+
+    def _context(self, problem: Problem) -> Tensor:
+        """What the network reads: flattened for the one made here, as it is for one that was given."""
+        if self.context_size is not None:
+            return in_dtype_of(self.network, problem.features(self.context_size))
+        if problem.context is None:
+            raise ValueError("NVIL needs a context for its network to read: pass context=x")
+        return in_dtype_of(self.network, problem.context)
+
+    def _scale(self) -> Tensor | float:
+        """The standard deviation of the signal, 1 if it is less."""
+        return 1.0 if self.square is None else self.square.mean.sqrt().clamp_min(1.0)
+
+
+class LeaveOneOut(AbstractEstimator):
+    r"""The score function with several samples, each with the mean loss of the others as baseline: RLOO.
+
+    .. math:: \frac1S \sum_s \ell(z_s) + \Bigl(\ell(z_s) - \frac1{S-1} \sum_{r \ne s} \ell(z_r)\Bigr) \log p(z_s)
+
+    >>> import sparsum as sp
+    >>> estimate = LeaveOneOut(4)(torch.zeros(1, 3, requires_grad=True), sp.OneOf(3), lambda z, row: z.float())
+    >>> estimate.calls
+    tensor([4])
+
+    Args:
+        samples: the number of samples S, at least 2.
+
+    References:
+        - Buy 4 REINFORCE samples, get a baseline for free! (Kool, van Hoof & Welling, 2019),
+          https://openreview.net/forum?id=r1lgTGL5DE
+    """
+
+    def __init__(self, samples: int = 2) -> None:
+        super().__init__()
+        self.samples = check_samples(samples, least=2)
+
+    def n_calls(self, structure: AbstractStructure) -> int:
+        """One per sample."""
+        return self.samples
+
+    def estimate(self, problem: Problem) -> Estimate:
+        """The average over samples."""
+        p = problem.gibbs()
+        atoms, losses = sample_losses(problem, p, self.samples)
+        values = losses.detach()
+        others = (values.sum(1, keepdim=True) - values) / (self.samples - 1)
+        surrogate = losses + (values - others) * problem.log_probs(p, atoms)
+        return Estimate(surrogate.mean(1), losses.mean(1), problem.calls(self.samples), p)
+
+
+def sample_losses(problem: Problem, p: Gibbs, n: int) -> tuple[Tensor, Tensor]:
+    """Samples for each row, (n_rows, n, *event_shape), and their losses, (n_rows, n)."""
+    atoms = problem.sample(p, n)
+    return atoms, problem.sample_losses(atoms)
+
+
+def current(baseline: RunningMean | None) -> Tensor | float:
+    """The value of a baseline, 0 without one; a copy, since it is updated in place."""
+    return 0.0 if baseline is None else baseline.mean.clone()

@@ -1,0 +1,113 @@
+"""Divergences between Gibbs and other distributions, registered with `torch.distributions.kl_divergence`.
+
+They are infinite where the second distribution forbids what has probability under the first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Bernoulli, Categorical, Independent, register_kl
+from torch.nn.functional import logsigmoid
+
+from sparsum.distribution import SparseDistribution, UniformOver
+from sparsum.distribution.divergence import broadcast, check_uniform, sum_of_differences
+from sparsum.gibbs.chain import Chain
+from sparsum.gibbs.gibbs import Gibbs
+from sparsum.gibbs.model import ChainModel
+from sparsum.structures import AbstractStructure, Bits, OneOf
+from sparsum.structures.bits import AbstractBits
+
+
+@register_kl(Gibbs, UniformOver)
+def _to_uniform(q: Gibbs, p: UniformOver) -> Tensor:
+    check_uniform(q.structure, p)
+    return p.log_count() - q.entropy()
+
+
+@register_kl(Gibbs, Gibbs)
+def _to_gibbs(q: Gibbs, p: Gibbs) -> Tensor:
+    _check_structures(q.structure, p.structure)
+    q, p = broadcast(q, p)
+    _check_lengths(q.structure, p.structure)
+    return q._shaped(q._model.divergence(p._model))
+
+
+@register_kl(Gibbs, Categorical)
+def _to_categorical(q: Gibbs, p: Categorical) -> Tensor:
+    if not isinstance(q.structure, OneOf):
+        raise ValueError(f"only a distribution over OneOf has a divergence to a Categorical, got {q!r}")
+    n = p.param_shape[-1]
+    if q.structure.n != n:
+        raise ValueError(f"a distribution over {q.structure!r} has no divergence to a Categorical over {n} categories")
+    q, p = broadcast(q, p)
+    log_probs = _log(p.probs) if _is_given_probs(p) else p.logits
+    return _to_independent_choices(q, log_probs.reshape(-1, 1, n))
+
+
+@register_kl(Gibbs, Independent)
+def _to_independent(q: Gibbs, p: Independent[Any]) -> Tensor:
+    base = p.base_dist
+    if not isinstance(base, Bernoulli) or not isinstance(q.structure, Bits):
+        raise NotImplementedError(f"no divergence from {q!r} to Independent({type(base).__name__}) is known")
+    if p.event_shape != q.event_shape:
+        raise ValueError(f"the event shapes {tuple(q.event_shape)} and {tuple(p.event_shape)} differ")
+    q, p = broadcast(q, p)
+    base = p.base_dist
+    if _is_given_probs(base):
+        zero, one = _log(1 - base.probs), _log(base.probs)
+    else:
+        zero, one = logsigmoid(-base.logits), logsigmoid(base.logits)
+    return _to_independent_choices(q, torch.stack([zero, one], -1).reshape(-1, *q.event_shape, 2))
+
+
+@register_kl(SparseDistribution, Gibbs)
+def _from_sparse(q: SparseDistribution, p: Gibbs) -> Tensor:
+    if q.event_shape != p.event_shape:
+        raise ValueError(f"the event shapes {tuple(q.event_shape)} and {tuple(p.event_shape)} differ")
+    # Bit vectors with few ones are bit vectors.
+    if q.structure is not None and not (isinstance(q.structure, AbstractBits) and isinstance(p.structure, Bits)):
+        _check_structures(q.structure, p.structure)
+    q, p = broadcast(q, p)
+    if q.structure is None:
+        p._check_members(q.atoms, q.row)
+    else:
+        _check_lengths(q.structure, p.structure)
+    return sum_of_differences(q, p.log_prob_of(q.atoms, q.row))
+
+
+def _to_independent_choices(
+    q: Gibbs,
+    log_probs: Tensor,  # shape: (n_rows, length, n_choices)
+) -> Tensor:
+    assert isinstance(q._model, ChainModel)
+    return q._shaped(q._model.chain.divergence(Chain.from_potentials(log_probs, None)))
+
+
+def _check_structures(q: AbstractStructure, p: AbstractStructure) -> None:
+    if q != p:
+        raise ValueError(f"a distribution over {q!r} has no divergence to one over {p!r}")
+
+
+def _check_lengths(q: AbstractStructure, p: AbstractStructure) -> None:
+    """Raise unless equal structures with as many rows have examples of the same lengths, too."""
+    ours, theirs = (getattr(structure, "lengths", None) for structure in (q, p))
+    if ours is None and theirs is None:
+        return
+    full = torch.tensor(q.score_shape[0])  # the length of an example where none is given
+    is_different = (full if ours is None else ours) != (full if theirs is None else theirs)
+    if bool(is_different.any()):
+        raise ValueError("examples of different lengths have no divergence; give both distributions the same lengths")
+
+
+def _is_given_probs(p: Categorical | Bernoulli) -> bool:
+    """Whether a distribution was made from probabilities; torch would clamp their logits."""
+    return p._param is p.__dict__.get("probs")
+
+
+def _log(probs: Tensor) -> Tensor:
+    """Logarithm with a true -inf at 0, and no gradient there."""
+    is_positive = probs > 0
+    return torch.where(is_positive, torch.where(is_positive, probs, 1.0).log(), -torch.inf)

@@ -1,0 +1,124 @@
+r"""Sums over the spanning trees of a graph, by taking out one node after another.
+
+A node i points to node j with weight :math:`w_{ij}`. Taking out node k sends what pointed to k on to where k points,
+
+.. math:: w'_{ij} = w_{ij} + w_{ik} w_{kj} / d_k, \quad d_k = \sum_j w_{kj},
+
+and divides the sum over all trees by :math:`d_k`. This is Gaussian elimination on the matrix of the matrix-tree theorem, but
+it never subtracts, so that it keeps its digits where nodes all but close a cycle, and all weights may be logarithms.
+
+References:
+    - Structured prediction models via the matrix-tree theorem (Koo, Globerson, Carreras & Collins, 2007), the sums,
+      https://aclanthology.org/D07-1015
+    - Regenerative analysis and steady state distributions for Markov chains (Grassmann, Taksar & Heyman, 1985), the
+      elimination without subtractions, https://doi.org/10.1287/opre.33.5.1107
+    - Unbiased and efficient sampling of dependency trees (Stanojević, 2022), on drawing the root first,
+      https://arxiv.org/abs/2205.12621
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparsum.gibbs.chain import FORBIDDEN, draw
+
+
+def log_sum_of_trees(
+    weights: Tensor,  # shape: (n_graphs, n, n), logarithms; the diagonal is ignored
+    root: Tensor,  # shape: (n_graphs, n), logarithms
+) -> Tensor:
+    r"""The logarithm of the sum over roots r, and over trees T in which all nodes point towards r: (n_graphs,).
+
+    .. math:: \log \sum_r \rho_r \sum_T \prod_{(i, j) \in T} w_{ij}
+
+    >>> weights = torch.tensor([[[0.0, 2.0], [3.0, 0.0]]])
+    >>> log_sum_of_trees(weights.log(), torch.tensor([[1.0, 10.0]]).log()).exp()  # 1 * 3 + 10 * 2
+    tensor([23.])
+    """
+    while weights.shape[1] > 1:
+        to_last = weights[:, :-1, -1]
+        weights, _, total = _without_last(weights)
+        # Multiplied by the total, and not divided: a node that points nowhere may still be the root.
+        root = _log_add(root[:, :-1] + total, to_last + root[:, -1:])
+    return root[:, 0]
+
+
+def draw_heads(
+    weights: Tensor,  # shape: (n_graphs, n, n), logarithms; all trees point to node 0
+    uniform: Tensor,  # shape: (n_graphs, n - 1), float64
+) -> Tensor:
+    """One tree for each graph, the node that 1, 2, ... point to: (n_graphs, n - 1).
+
+    Node by node: given the earlier ones, node i points to j in proportion to its weight times the probability that a walk
+    from j reaches node 0 before i. Then i and j are made one, so that the graph has a node less.
+    """
+    n_graphs, n, _ = weights.shape
+    original = weights
+    owner = torch.arange(n, device=weights.device).repeat(n_graphs, 1)  # the node that each has been made one with
+    heads = []
+    for i in range(1, n):
+        place = (owner - i + 1).clamp_min(0)  # in the graph that is left, of nodes 0, i, i + 1, ...
+        probs = (original[:, i] + _log_reach(weights).gather(1, place)).softmax(-1)
+        head = draw(probs, uniform[:, i - 1 : i])
+        heads.append(head)
+        weights = _merged(weights, place.gather(1, head))
+        owner = torch.where(owner == i, owner.gather(1, head), owner)
+    return torch.cat(heads, 1) if heads else owner[:, 1:]
+
+
+def is_tree(
+    heads: Tensor,  # shape: (m, n), int64; a node that is its own head is a root
+) -> Tensor:
+    """Whether every node comes to a root in the end: (m,).
+
+    >>> is_tree(torch.tensor([[0, 0, 1], [1, 0, 2]]))
+    tensor([ True, False])
+    """
+    above = heads
+    for _ in range(heads.shape[1].bit_length()):  # each time twice as far up
+        above = above.gather(1, above)
+    return (heads.gather(1, above) == above).all(-1)
+
+
+def _without_last(
+    weights: Tensor,  # shape: (n_graphs, n, n)
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The graph without its last node; where that one points to, as log-probabilities; and its total, (n_graphs, 1)."""
+    last = weights[:, -1, :-1]
+    # Not the difference to the total: where nothing is allowed these have to be probabilities, too, but may be any.
+    onward = last.log_softmax(-1)
+    others = _log_add(weights[:, :-1, :-1], weights[:, :-1, -1:] + onward.unsqueeze(1))
+    return others, onward, last.logsumexp(-1, keepdim=True)
+
+
+def _log_reach(
+    weights: Tensor,  # shape: (n_graphs, n, n)
+) -> Tensor:
+    """Log-probability that a walk from each node comes to node 0 before node 1: (n_graphs, n)."""
+    steps = []
+    while weights.shape[1] > 2:
+        weights, onward, _ = _without_last(weights)
+        steps.append(onward)
+    reach = torch.stack([torch.zeros_like(weights[:, 0, 0]), torch.full_like(weights[:, 0, 0], FORBIDDEN)], -1)
+    for onward in reversed(steps):
+        reach = torch.cat([reach, (onward + reach).logsumexp(-1, keepdim=True)], -1)
+    return reach
+
+
+def _merged(
+    weights: Tensor,  # shape: (n_graphs, n, n)
+    place: Tensor,  # shape: (n_graphs, 1)
+) -> Tensor:
+    """The graph in which what points to node 1 points to the node at a place instead: (n_graphs, n - 1, n - 1)."""
+    kept = torch.cat([weights[:, :1], weights[:, 2:]], 1)
+    is_target = (torch.arange(weights.shape[-1], device=weights.device) == place).unsqueeze(1)
+    kept = torch.where(is_target, torch.logaddexp(kept, kept[:, :, 1:2]), kept)
+    return torch.cat([kept[:, :, :1], kept[:, :, 2:]], 2)
+
+
+def _log_add(a: Tensor, b: Tensor) -> Tensor:
+    """What `torch.logaddexp` is, whose second derivative is NaN where one of the two is nothing next to the other."""
+    if not (a.requires_grad or b.requires_grad):
+        return torch.logaddexp(a, b)
+    return torch.stack([a, b]).logsumexp(0)

@@ -1,0 +1,251 @@
+"""Sparsemax (exponent 1) and 1.5-entmax (exponent 2) on a GPU, forward and backward, as operators of torch.
+
+Rows are the last dimension of tensors (outer, inner, n) of any strides. Which kernel serves depends on n alone: nothing is
+tuned at run time, so that the same input gives the same output bit for bit, and nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from torch.library import triton_op, wrap_triton
+
+from sparsum.kernels.launch import Plan, unwrapped
+from sparsum.kernels.simplex_backward import groups_backward
+from sparsum.kernels.simplex_groups import groups_forward, split_peaks, split_solve
+from sparsum.kernels.simplex_tile import tile_backward, tile_forward
+
+_HALF = (torch.float16, torch.bfloat16)
+
+# Bytes per entry -> the longest rows that stay in registers. Those in half precision leave them earlier: their copy takes
+# half as long while the arithmetic of Newton's steps over all entries stays the same.
+TILE_MOST = {2: 2048, 4: 4096, 8: 2048}
+# Longer rows than this are read by several programs each.
+SPLIT_MOST = 65536
+# Entries that each of those programs reads.
+SPLIT_SIZE = 16384
+# Longest block -> warps of a program that holds a row. One warp needs no exchange through shared memory.
+TILE_WARPS = {512: 1, 1024: 2, 2048: 4, 4096: 4, 8192: 8}
+# From this block on, rows are first solved for the maxima of what each thread holds.
+LANES_LEAST = 1024
+# Short rows share a program, up to this many entries.
+TILE_ENTRIES = 128
+# The shortest share one with an entry to a thread: two warps, so that few rows wait for each other's steps.
+TINY_MOST = 32
+TINY_ENTRIES = 64
+# Rows whose entries are not neighbours in memory share a program so that whole sectors are read.
+STRIDED_ROWS = 16
+STRIDED_ENTRIES = 8192
+
+
+class Groups(NamedTuple):
+    """How long rows are cut: entries per group, groups per step of the reading and of the solution, and warps.
+
+    With fewer ``registers`` to a thread than the compiler would take, more rows are under way; 0 leaves it to choose.
+    """
+
+    size: int
+    chunk: int
+    batch: int
+    warps: int
+    registers: int = 0
+
+
+# Short rows of half precision: a group is what a thread loads at once, and a row belongs to one warp, whose threads never
+# wait for each other. Twice the support of normal scores under 1.5-entmax fits into a batch.
+HALF_MOST = 4096
+HALF_GROUPS = Groups(size=8, chunk=512, batch=32, warps=1)
+
+
+def groups_for(n: int, itemsize: int = 4) -> Groups:
+    """Small groups sift better, but there must not be so many that their maxima are a long row themselves."""
+    if itemsize == 2 and n <= HALF_MOST and n % HALF_GROUPS.size == 0:
+        return HALF_GROUPS
+    if n <= 16384:
+        return Groups(size=32, chunk=128, batch=32, warps=4)
+    if n <= 262144:
+        return Groups(size=64, chunk=64, batch=32, warps=8)
+    return Groups(size=128, chunk=32, batch=16, warps=8)
+
+
+@triton_op("sparsum::simplex_forward", mutates_args={})
+def simplex_forward(x: Tensor, mask: Tensor | None, exponent: int) -> Tensor:
+    """Probabilities of the rows of ``x`` (outer, inner, n), in its dtype; ``mask``, of sizes 1 or those, allows entries."""
+    return forward(x, mask, exponent, wrap=wrap_triton)
+
+
+@triton_op("sparsum::simplex_backward", mutates_args={})
+def simplex_backward(probs: Tensor, grad: Tensor, exponent: int) -> Tensor:
+    """The Jacobian at ``probs`` (outer, inner, n) times ``grad``."""
+    return backward(probs, grad, exponent, wrap=wrap_triton)
+
+
+def _keep_probs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.exponent = inputs[2]
+    ctx.save_for_backward(output)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    return torch.ops.sparsum.simplex_backward(ctx.saved_tensors[0], grad, ctx.exponent), None, None
+
+
+# First derivatives, for graphs; `sparsum.simplex` has those of any order.
+simplex_forward.register_autograd(_differentiate, setup_context=_keep_probs)
+
+
+def forward(x: Tensor, mask: Tensor | None, exponent: int, *, wrap: Any = unwrapped, path: str = "") -> Tensor:
+    """`simplex_forward` without torch's dispatcher; ``path`` forces one of tile, groups, split."""
+    return planned_forward(x, mask, exponent, wrap=wrap, path=path)[0]
+
+
+def planned_forward(
+    x: Tensor, mask: Tensor | None, exponent: int, *, wrap: Any = unwrapped, path: str = ""
+) -> tuple[Tensor, Plan | None]:
+    """As `forward`, and how to do it again without a mask if that is a single launch."""
+    path = path or path_for(x.shape[-1], x.dtype.itemsize)
+    if path != "tile" and x.stride(-1) != 1:
+        x = x.contiguous()
+    y = torch.empty_like(x)
+    launch = {"tile": _tile, "groups": _groups, "split": _split}[path]
+    plan = launch(wrap, x, x if mask is None else mask, y, options_for(x, exponent, has_mask=mask is not None))
+    return y, plan if mask is None else None
+
+
+def backward(probs: Tensor, grad: Tensor, exponent: int, *, wrap: Any = unwrapped, path: str = "") -> Tensor:
+    """`simplex_backward` without torch's dispatcher; ``path`` forces one of tile, groups."""
+    outer, inner, n = probs.shape
+    path = path or path_for(n, probs.dtype.itemsize)
+    out = torch.empty_like(probs)
+    strides = (*probs.stride(), *grad.stride(), *out.stride())
+    is_double = probs.dtype == torch.float64
+    if path == "tile":
+        rows, block, warps = tile_shape(n, probs.stride(-1))
+        wrap(tile_backward)[(-(-outer * inner // rows),)](
+            probs, grad, out, outer * inner, n, inner, *strides,
+            EXPONENT=exponent, ROWS=rows, BLOCK=block, IS_DOUBLE=is_double, num_warps=warps if block < 2048 else 2 * warps,
+        )  # fmt: skip
+        return out
+    cut = groups_for(n)
+    wide = 2 if n > SPLIT_MOST else 1  # one program reads all of a row: more warps keep more of it under way
+    n_groups = -(-n // cut.size)
+    ids = torch.empty((outer * inner, n_groups), dtype=torch.int32, device=probs.device)
+    wrap(groups_backward)[(outer * inner,)](
+        probs, grad, out, ids, n, n_groups, inner, *strides,
+        EXPONENT=exponent, GROUP=cut.size, CHUNK=wide * cut.chunk, BATCH=wide * cut.batch, IS_DOUBLE=is_double,
+        num_warps=wide * cut.warps,
+    )  # fmt: skip
+    return out
+
+
+def path_for(n: int, itemsize: int) -> str:
+    """The kernels that serve rows of ``n`` entries."""
+    if n <= TILE_MOST[itemsize]:
+        return "tile"
+    return "groups" if n <= SPLIT_MOST else "split"
+
+
+def tile_shape(n: int, stride: int) -> tuple[int, int, int]:
+    """Rows of a program, entries of each, a power of two, and warps."""
+    block = max(1 << (int(n) - 1).bit_length(), 2)  # triton.next_power_of_2 takes several microseconds
+    rows = max(TILE_ENTRIES // block, 1)
+    warps = next((warps for most, warps in TILE_WARPS.items() if block <= most), 16)
+    if block <= TINY_MOST:
+        rows, warps = TINY_ENTRIES // block, TINY_ENTRIES // 32
+    if stride != 1:
+        rows = max(rows, min(STRIDED_ROWS, STRIDED_ENTRIES // block), 1)
+        warps = min(max(rows * block // 512, 1), 16)
+    return rows, block, warps
+
+
+def lanes_for(rows: int, block: int, warps: int, itemsize: int) -> tuple[int, int]:
+    """Threads that hold a row, and how many neighbours each of them loads at once; 1 if not worth the while.
+
+    In half precision what a thread loads is not what it holds after the conversion.
+    """
+    lanes, width = 32 * warps, 16 // itemsize
+    return (lanes, width) if rows == 1 and itemsize >= 4 and block >= max(LANES_LEAST, lanes * width) else (1, 1)
+
+
+def options_for(x: Tensor, exponent: int, *, has_mask: bool = False) -> dict[str, Any]:
+    """What the kernels are compiled for, besides the shapes of their blocks."""
+    is_double = x.dtype == torch.float64
+    eps = 2.3e-16 if is_double else 1.2e-7
+    return {
+        "EXPONENT": exponent,
+        "HAS_MASK": has_mask,
+        "IS_HALF": x.dtype in _HALF,
+        "IS_DOUBLE": is_double,
+        "TOLERANCE": 4 * eps,
+        "SLACK": 16 * eps,
+    }
+
+
+def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in names}
+
+
+def _spread(mask: Tensor) -> tuple[int, ...]:
+    """Strides that read a mask as if it were broadcast."""
+    return tuple(0 if size == 1 else stride for size, stride in zip(mask.shape, mask.stride(), strict=True))
+
+
+def _tile(wrap: Any, x: Tensor, mask: Tensor, y: Tensor, options: dict[str, Any]) -> Plan | None:
+    outer, inner, n = x.shape
+    rows, block, warps = tile_shape(n, x.stride(-1))
+    lanes, width = lanes_for(rows, block, warps, x.dtype.itemsize)
+    n_programs = -(-outer * inner // rows)
+    numbers = (outer * inner, n, inner, *x.stride(), *_spread(mask), *y.stride())
+    start = wrap(tile_forward)[(n_programs,)](
+        x, mask, y, *numbers,
+        LANES=lanes, WIDTH=width, ROWS=rows, BLOCK=block, **_without(options, "SLACK"), num_warps=warps,
+    )  # fmt: skip
+    return None if start is None else Plan(start, n_programs, (), numbers)
+
+
+def scratch(x: Tensor, n_groups: int) -> tuple[Tensor, Tensor]:
+    """Room for the maxima of all groups, and for a list of those that matter."""
+    peaks, ids = (torch.empty(shape, dtype=dtype, device=x.device) for shape, dtype in _rooms(x, n_groups))
+    return peaks, ids
+
+
+def _rooms(x: Tensor, n_groups: int) -> tuple[tuple[tuple[int, int], torch.dtype], ...]:
+    """Shapes and dtypes of `scratch`."""
+    shape = (x.shape[0] * x.shape[1], n_groups)
+    return (shape, torch.float64 if x.dtype == torch.float64 else torch.float32), (shape, torch.int32)
+
+
+def _groups(wrap: Any, x: Tensor, mask: Tensor, y: Tensor, options: dict[str, Any]) -> Plan | None:
+    outer, inner, n = x.shape
+    cut = groups_for(n, x.dtype.itemsize)
+    n_groups = -(-n // cut.size)
+    # torch.compile takes for overwritten what decides where something is stored, unless it has been through memory.
+    in_registers = wrap is unwrapped and n_groups <= cut.chunk
+    rooms = _rooms(x, n_groups)[1:] if in_registers else _rooms(x, n_groups)
+    kept = [torch.empty(shape, dtype=dtype, device=x.device) for shape, dtype in rooms]
+    numbers = (n, n_groups, inner, *x.stride(), *_spread(mask), *y.stride())
+    limit = {"maxnreg": cut.registers} if cut.registers and wrap is unwrapped else {}
+    start = wrap(groups_forward)[(outer * inner,)](
+        x, mask, y, kept[0], kept[-1], *numbers,
+        GROUP=cut.size, CHUNK=cut.chunk, BATCH=cut.batch, GROUPS=triton.next_power_of_2(int(n_groups)),
+        IN_REGISTERS=in_registers, **options, num_warps=cut.warps, **limit,
+    )  # fmt: skip
+    return None if start is None else Plan(start, outer * inner, rooms, numbers)
+
+
+def _split(wrap: Any, x: Tensor, mask: Tensor, y: Tensor, options: dict[str, Any]) -> None:
+    outer, inner, n = x.shape
+    cut = groups_for(n)
+    n_groups, n_each = -(-n // cut.size), SPLIT_SIZE // cut.size
+    peaks, ids = scratch(x, n_groups)
+    strides = (*x.stride(), *_spread(mask), *y.stride())
+    wrap(split_peaks)[(outer * inner, -(-n_groups // n_each))](
+        x, mask, y, peaks, n, n_groups, n_each, inner, *strides, ZERO=True, GROUP=cut.size, CHUNK=cut.chunk,
+        **_without(options, "EXPONENT", "IS_HALF", "TOLERANCE", "SLACK"), num_warps=cut.warps,
+    )  # fmt: skip
+    wrap(split_solve)[(outer * inner,)](
+        x, mask, y, peaks, ids, n, n_groups, inner, *strides,
+        GROUP=cut.size, BATCH=cut.batch, GROUPS=triton.next_power_of_2(int(n_groups)), **options, num_warps=cut.warps,
+    )  # fmt: skip

@@ -1,0 +1,265 @@
+r"""The derivatives of all mappings, of any order.
+
+With :math:`s_i = p_i^{2-\alpha}` on the support and 0 elsewhere, and :math:`\bar v = \sum_i s_i v_i / \sum_i s_i`, the
+Jacobian of :math:`\alpha`-entmax is symmetric:
+
+.. math:: J v = s (v - \bar v), \qquad \frac{\partial p}{\partial \alpha} = c - s \frac{\sum_i c_i}{\sum_i s_i} ,
+
+where :math:`c_i` is the derivative of :math:`p_i` in :math:`\alpha` when the row's shift stays. Everything is a function of
+the probabilities alone, so the scores are not kept for backward. Second derivatives are right where at least one of the two
+is taken in reverse mode; two forward modes on top of each other lose the tangent of a tensor alpha in torch itself.
+
+References:
+    - Adaptively sparse transformers (Correia, Niculae & Martins, 2019), Proposition 1, https://arxiv.org/abs/1909.00015
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from sparsum import kernels
+from sparsum.simplex import dispatch
+from sparsum.simplex.blocks import reads_in_blocks, support
+from sparsum.simplex.entropy import log_on_support
+from sparsum.simplex.solve import solve
+
+Alpha = float | Tensor
+
+# Beyond alpha = 2 an entry at the boundary has an unbounded weight; at this size it is as good as infinite.
+_LARGEST_WEIGHT = 1e100
+# Smaller than any sum of weights, and a normal number in single precision too.
+_TINY = 1.2e-38
+
+
+def apply(x: Tensor, alpha: Alpha, mask: Tensor | None = None) -> Tensor:
+    """Differentiable probabilities of the rows of ``x`` (*batch, n), n > 0; ``alpha`` is a number or (*batch, 1).
+
+    Only kernels take a mask, which has the dimensions of ``x``, some of size 1.
+    """
+    if torch.compiler.is_compiling():
+        if isinstance(alpha, float) and dispatch.serve(x, alpha):
+            return dispatch.traced(x, alpha, mask)
+        return _traced(x, alpha)
+    if is_plain(x, alpha):
+        return solve(x, alpha, mask=mask)
+    return _call(_Entmax, x, alpha, mask)
+
+
+def is_transformed() -> bool:
+    """Whether a function transform or forward-mode differentiation is at work."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def is_plain(x: Tensor, alpha: Alpha) -> bool:
+    """Whether nobody asks for derivatives."""
+    if is_transformed():
+        return False
+    needs_gradient = x.requires_grad or (isinstance(alpha, Tensor) and alpha.requires_grad)
+    return not (needs_gradient and torch.is_grad_enabled())
+
+
+def _call(function: type[torch.autograd.Function], *inputs: Any) -> Tensor:
+    """``function.apply``, without the inspection of signatures that costs more than mapping a small batch."""
+    is_transformed = torch._C._are_functorch_transforms_active()
+    caller: Any = function if is_transformed else super(torch.autograd.Function, function)
+    result: Tensor = caller.apply(*inputs)
+    return result
+
+
+def _jacobian(probs: Tensor, alpha: Alpha, vector: Tensor) -> Tensor:
+    """The Jacobian at ``probs`` times ``vector``, differentiable."""
+    if torch.is_grad_enabled() or is_transformed():
+        return _call(_Jacobian, probs, alpha, vector)
+    return _Jacobian.forward(probs, alpha, vector)
+
+
+def _traced(x: Tensor, alpha: Alpha) -> Tensor:
+    """A graph's version: the value without gradient, plus the linear map of the derivative applied to zero.
+
+    It has first derivatives alone, which is all that a compiled graph is asked for.
+    """
+    fixed_alpha = alpha.detach() if isinstance(alpha, Tensor) else alpha
+    probs = solve(x.detach(), fixed_alpha, traceable=True)
+    x = torch.where(probs > 0, x, 0.0)  # off the support the derivative is 0, and -inf - -inf would be NaN
+    change, weights = torch.where(x.isfinite(), x - x.detach(), 0.0), _weights(probs, fixed_alpha)
+    result = probs + weights * _centre(change, weights)
+    if isinstance(alpha, Tensor):
+        result = result + _alpha_direction(probs, alpha.detach()) * (alpha - alpha.detach())
+    return result
+
+
+class _Entmax(torch.autograd.Function):
+    """The mapping itself."""
+
+    @staticmethod
+    def forward(x: Tensor, alpha: Alpha, mask: Tensor | None) -> Tensor:
+        return solve(x, alpha, mask=mask)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Alpha, Tensor | None], output: Tensor) -> None:
+        alpha = inputs[1]
+        saved = (output, alpha) if isinstance(alpha, Tensor) else (output,)
+        ctx.alpha = None if isinstance(alpha, Tensor) else alpha
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        probs, alpha = _saved(ctx)
+        grad_x = _jacobian(probs, alpha, grad) if ctx.needs_input_grad[0] else None
+        if not (isinstance(alpha, Tensor) and ctx.needs_input_grad[1]):
+            return grad_x, None, None
+        return grad_x, (grad * _alpha_direction(probs, alpha)).sum(-1, keepdim=True), None
+
+    @staticmethod
+    def jvp(ctx: Any, x_tangent: Tensor | None, alpha_tangent: Tensor | None, _: None) -> Tensor:
+        probs, alpha = _saved(ctx)
+        result = torch.zeros_like(probs) if x_tangent is None else _jacobian(probs, alpha, x_tangent)
+        if isinstance(alpha, Tensor) and alpha_tangent is not None:
+            result = result + _alpha_direction(probs, alpha) * alpha_tangent
+        return result
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
+        return _Entmax.apply(*_batch_first(info.batch_size, in_dims, inputs)), 0
+
+
+class _Jacobian(torch.autograd.Function):
+    """The product of the Jacobian at ``probs`` with a vector, at a cost that follows the support where rows are long."""
+
+    @staticmethod
+    def forward(probs: Tensor, alpha: Alpha, vector: Tensor) -> Tensor:
+        if isinstance(alpha, float) and dispatch.serve(probs, alpha) and kernels.can_read(vector):
+            return dispatch.jacobian(probs, alpha, vector)
+        rows = probs.reshape(-1, probs.shape[-1])
+        if isinstance(alpha, float) and alpha > 1 and reads_in_blocks(rows):
+            return _jacobian_packed(rows, alpha, vector.reshape(rows.shape)).view(probs.shape)
+        return _jacobian_dense(probs, alpha, vector)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Alpha, Tensor], output: Tensor) -> None:
+        probs, alpha, vector = inputs
+        saved = (probs, alpha, vector) if isinstance(alpha, Tensor) else (probs, vector)
+        ctx.alpha = None if isinstance(alpha, Tensor) else alpha
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        probs, alpha, vector = _saved(ctx)
+        grad_vector = _jacobian(probs, alpha, grad) if ctx.needs_input_grad[2] else None
+        if _is_number(alpha, 2.0):
+            return None, None, grad_vector  # sparsemax: the Jacobian is piecewise constant
+        weights = _weights(probs, alpha)
+        grad_weights = _centre(grad, weights) * _centre(vector, weights)
+        grad_probs = grad_weights * _weights_slope(probs, alpha)
+        grad_alpha = None
+        if isinstance(alpha, Tensor):
+            grad_alpha = -(grad_weights * weights * log_on_support(probs)).sum(-1, keepdim=True)
+        return grad_probs, grad_alpha, grad_vector
+
+    @staticmethod
+    def jvp(ctx: Any, probs_tangent: Tensor | None, alpha_tangent: Tensor | None, vector_tangent: Tensor | None) -> Tensor:
+        probs, alpha, vector = _saved(ctx)
+        result = torch.zeros_like(probs) if vector_tangent is None else _jacobian(probs, alpha, vector_tangent)
+        weights = _weights(probs, alpha)
+        weights_tangent = torch.zeros_like(probs)
+        if probs_tangent is not None:
+            weights_tangent = weights_tangent + _weights_slope(probs, alpha) * probs_tangent
+        if isinstance(alpha, Tensor) and alpha_tangent is not None:
+            weights_tangent = weights_tangent - weights * log_on_support(probs) * alpha_tangent
+        change = weights_tangent * _centre(vector, weights)
+        return result + change - weights * _ratio(change.sum(-1, keepdim=True), weights.sum(-1, keepdim=True))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
+        return _Jacobian.apply(*_batch_first(info.batch_size, in_dims, inputs)), 0
+
+
+def _saved(ctx: Any) -> Any:
+    """The tensors that were kept, with alpha in second place whether it was a tensor or a number."""
+    first, *rest = ctx.saved_tensors
+    return (first, *rest) if ctx.alpha is None else (first, ctx.alpha, *rest)
+
+
+def _batch_first(batch_size: int, in_dims: tuple[int | None, ...], inputs: tuple[Any, ...]) -> list[Any]:
+    """Give every tensor the batch as its first dimension: all formulas work on the last one."""
+    return [
+        value
+        if not isinstance(value, Tensor)
+        else value.expand(batch_size, *value.shape)
+        if dim is None
+        else value.movedim(dim, 0)
+        for dim, value in zip(in_dims, inputs, strict=True)
+    ]
+
+
+def _jacobian_dense(probs: Tensor, alpha: Alpha, vector: Tensor) -> Tensor:
+    weights = _weights(probs, alpha)
+    weighted = weights * vector
+    mean = _ratio(weighted.sum(-1, keepdim=True), weights.sum(-1, keepdim=True))
+    return weighted.addcmul_(weights, mean, value=-1)
+
+
+def _jacobian_packed(probs: Tensor, alpha: float, vector: Tensor) -> Tensor:
+    packed, _ = support(probs)
+    weights = _weights(probs.reshape(-1)[packed.flat], alpha)
+    weighted = weights * vector.reshape(-1)[packed.flat]
+    mean = _ratio(packed.segments.sum(weighted), packed.segments.sum(weights))
+    result = (0 * probs[:, :1]).expand_as(probs).contiguous()  # NaN for a row of NaN, which has no support
+    result.view(-1).index_copy_(0, packed.flat, weighted - weights * packed.segments.spread(mean))
+    return result
+
+
+def _centre(vector: Tensor, weights: Tensor) -> Tensor:
+    """The vector minus its weighted mean."""
+    return vector - _ratio((weights * vector).sum(-1, keepdim=True), weights.sum(-1, keepdim=True))
+
+
+def _ratio(numerator: Tensor, total: Tensor) -> Tensor:
+    """Division by a sum of weights, 0 / 0 = 0 for a row that has none because all of it was masked."""
+    return numerator / total.clamp_min(_TINY)
+
+
+def _weights(probs: Tensor, alpha: Alpha) -> Tensor:
+    if _is_number(alpha, 2.0):
+        return probs.ceil()  # 1 on the support, and NaN for a NaN, which a comparison would lose
+    if _is_number(alpha, 1.0):
+        return probs
+    is_zero = probs == 0
+    base = torch.where(is_zero, 1.0, probs)  # the power's own derivative is infinite at 0
+    power = base.sqrt() if _is_number(alpha, 1.5) else base.pow(2 - alpha).clamp_max(_LARGEST_WEIGHT)
+    return torch.where(is_zero, 0.0, power)
+
+
+def _is_number(alpha: Alpha, value: float) -> bool:
+    return isinstance(alpha, float) and alpha == value
+
+
+def _weights_slope(probs: Tensor, alpha: Alpha) -> Tensor:
+    is_support = probs > 0
+    return torch.where(is_support, (2 - alpha) * torch.where(is_support, probs, 1.0).pow(1 - alpha), 0.0)
+
+
+def _alpha_direction(probs: Tensor, alpha: Tensor) -> Tensor:
+    r"""Derivative of the probabilities in alpha.
+
+    With :math:`u = -(\alpha - 1) \log p`, :math:`c = -p (\log p)^2 (e^u - 1 - u) / u^2`, which tends to
+    :math:`-p (\log p)^2 / 2` at alpha = 1.
+    """
+    log_probs, a = log_on_support(probs), alpha - 1
+    u = -a * log_probs
+    is_small = u < 0.5
+    small = torch.where(is_small, u, 0.0)
+    series = torch.ones_like(small)
+    for k in range(16, 2, -1):  # 2 sum_k u^k / (k + 2)! by Horner's rule
+        series = 1 + series * small / k
+    by_series = -probs * log_probs.square() * series / 2
+    weights = _weights(probs, alpha)
+    directly = (probs * (1 + u) - weights) / torch.where(is_small, 1.0, a).square()
+    change = torch.where(is_small, by_series, directly)
+    return change - weights * _ratio(change.sum(-1, keepdim=True), weights.sum(-1, keepdim=True))

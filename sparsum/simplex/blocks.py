@@ -1,0 +1,101 @@
+"""Long rows: find the few entries that matter by one pass over the maxima of blocks.
+
+The maximum of a block bounds all its entries, so a block whose maximum is below a lower bound of the threshold holds no
+support. The maxima are themselves entries of the row, and the threshold of a subset of the entries is a lower bound of the
+row's: one reading of the scores, then work in proportion to what survives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsum.segments import Segments, positions_of, read_sizes
+from sparsum.simplex.thresholds import solve_packed, threshold_of
+
+# Rows from this size on, on the CPU, are read in blocks. Shorter ones fit the cache and are read again instead.
+_LONG_ROW = 8192
+_BLOCK = 64
+# When more than this part of the entries survives, packing them costs more than it saves.
+_MAX_SURVIVING = 0.125
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Entries of a matrix, row after row: ``flat`` are positions in the flattened matrix."""
+
+    flat: Tensor  # shape: (n,), int64, sorted
+    segments: Segments
+
+    def select(self, chosen: Tensor) -> Packed:
+        """The entries where ``chosen`` (n,) is True."""
+        return Packed(self.flat[chosen], Segments.from_row(self.segments.row[chosen], self.segments.n_rows))
+
+
+def reads_in_blocks(x: Tensor) -> bool:
+    """Whether the rows of ``x`` (n_rows, n) are long enough for the functions of this file to pay."""
+    return x.shape[-1] >= _LONG_ROW and not x.is_cuda
+
+
+def block_peaks(x: Tensor) -> Tensor:
+    """Maximum of each block of each row, the entries after the last whole block being the last: (n_rows, n_blocks)."""
+    n_whole = x.shape[-1] // _BLOCK * _BLOCK
+    peaks = x[:, :n_whole].reshape(len(x), -1, _BLOCK).amax(-1)
+    if n_whole == x.shape[-1]:
+        return peaks
+    return torch.cat([peaks, x[:, n_whole:].amax(-1, keepdim=True)], -1)
+
+
+def support(probs: Tensor, is_bad: Tensor | None = None) -> tuple[Packed, int]:
+    """Positions of the positive entries of ``probs`` (n_rows, n), and how many rows are bad or have none.
+
+    On a GPU both numbers, of entries and of bad rows, come in one transfer.
+    """
+    if reads_in_blocks(probs) and probs.numel() > 0:
+        zero = probs.new_zeros(len(probs), 1)
+        packed = _entries_above(probs.contiguous(), block_peaks(probs), zero, zero)
+        if packed is not None:
+            return packed, int(_count_bad(packed.segments.lengths, is_bad))
+    is_positive = probs > 0
+    lengths = is_positive.sum(-1)
+    n_entries, n_bad = read_sizes(lengths.sum(), _count_bad(lengths, is_bad), most=probs.numel())
+    flat = positions_of(is_positive.reshape(-1), n_entries)
+    return Packed(flat, Segments.from_lengths(lengths, n_entries)), n_bad
+
+
+def _count_bad(lengths: Tensor, is_bad: Tensor | None) -> Tensor:
+    is_empty = lengths == 0
+    return (is_empty if is_bad is None else is_empty | is_bad).sum()
+
+
+def solve_long(x: Tensor, peaks: Tensor, exponent: int) -> tuple[Packed, Tensor] | None:
+    """Candidates and their probabilities, for contiguous long rows with finite maxima; None if they are too many to pack."""
+    peak = peaks.amax(-1, keepdim=True)
+    # A few roundings of slack: an entry at the very threshold must not be lost to the order of a sum.
+    guess = threshold_of(peaks - peak, exponent) - 16 * torch.finfo(x.dtype).eps
+    packed = _entries_above(x, peaks, peak, exponent * guess)
+    if packed is None:
+        return None
+    shifted = x.view(-1)[packed.flat] - peak.squeeze(-1)[packed.segments.row]
+    # Few entries are left, and a row's sum runs over them one by one: double precision keeps every digit at no cost.
+    probs = solve_packed(shifted.double(), packed.segments, guess.squeeze(-1).double(), exponent)
+    return packed, probs.to(x.dtype)
+
+
+def _entries_above(x: Tensor, peaks: Tensor, origin: Tensor, floor: Tensor) -> Packed | None:
+    """Entries with ``x - origin > floor``, both (n_rows, 1), or None if they are too many to be worth packing.
+
+    The difference is taken before the comparison: for scores like 1e30, ``origin + floor`` would round the floor away.
+    """
+    n_rows, n = x.shape
+    row, block = (peaks - origin > floor).nonzero(as_tuple=True)
+    if len(row) * _BLOCK > _MAX_SURVIVING * n_rows * n:
+        return None
+    # The last block of a row may be short: its surplus positions are read at the row's end and dropped.
+    within = block.unsqueeze(-1) * _BLOCK + torch.arange(_BLOCK, device=x.device)
+    flat = row.unsqueeze(-1) * n + within.clamp_max(n - 1)
+    is_above = (x.view(-1)[flat] - origin[row] > floor[row]) & (within < n)
+    kept_row = row.unsqueeze(-1).expand_as(flat)[is_above]
+    return Packed(flat[is_above], Segments.from_row(kept_row, n_rows))

@@ -1,0 +1,213 @@
+r"""Losses that train the scores behind sparse probabilities.
+
+The Fenchel-Young loss of a mapping :math:`p(x) = \arg\max_{p \in \triangle} p^\top x + H(p)` is
+
+.. math:: L(x, y) = p(x)^\top x + H(p(x)) - y^\top x - H(y) \ge 0 ,
+
+which is 0 exactly when :math:`p(x) = y`, convex in x, and has the gradient :math:`p(x) - y`. For softmax it is the
+cross-entropy; for a sparse mapping it becomes exactly 0 once the right answer leads by a margin.
+
+References:
+    - Learning with Fenchel-Young losses (Blondel, Martins & Niculae, 2020), equation 14, https://arxiv.org/abs/1901.02324
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsum.simplex.arguments import can_look_at, check_scores, compute_dtype, rows_of_alpha
+from sparsum.simplex.entropy import entropy_slope, tsallis_entropy
+from sparsum.simplex.mappings import entmax
+
+Alpha = float | Tensor
+
+_REDUCTIONS = ("none", "mean", "sum")
+
+
+def sparsemax_loss(x: Tensor, target: Tensor, *, reduction: str = "mean", ignore_index: int = -100) -> Tensor:
+    """Fenchel-Young loss of `sparsemax`: what cross-entropy is for softmax.
+
+    The classes are the last dimension of ``x``, however many there are.
+
+    >>> x = torch.tensor([[2.0, 0.5, 0.0], [0.4, 0.0, 0.0]])
+    >>> sparsemax_loss(x, torch.tensor([0, 0]), reduction="none")
+    tensor([0.0000, 0.1200])
+
+    Args:
+        x: scores of shape (*batch, n).
+        target: class indices of shape (*batch,), or probabilities of shape (*batch, n).
+        reduction: "mean" (over the rows that are not ignored; 0 if all are), "sum" or "none".
+        ignore_index: rows with this class index have loss 0 and no gradient.
+
+    Returns:
+        A scalar, or for "none" a tensor of shape (*batch,).
+
+    Raises:
+        TypeError: if ``x`` is not a floating-point tensor, or ``target`` a boolean or complex one.
+        ValueError: if the shape of ``target`` or a class index does not fit ``x``, or on an unknown ``reduction``.
+
+    References:
+        - From softmax to sparsemax (Martins & Astudillo, 2016), section 3, https://arxiv.org/abs/1602.02068
+    """
+    return entmax_loss(x, target, 2.0, reduction=reduction, ignore_index=ignore_index)
+
+
+def entmax15_loss(x: Tensor, target: Tensor, *, reduction: str = "mean", ignore_index: int = -100) -> Tensor:
+    """Fenchel-Young loss of `entmax15`; arguments and errors as for `sparsemax_loss`.
+
+    >>> entmax15_loss(torch.tensor([[3.0, 0.5, 0.0]]), torch.tensor([0]))
+    tensor(0.)
+    """
+    return entmax_loss(x, target, 1.5, reduction=reduction, ignore_index=ignore_index)
+
+
+def entmax_loss(
+    x: Tensor, target: Tensor, alpha: float | Tensor, *, reduction: str = "mean", ignore_index: int = -100
+) -> Tensor:
+    """Fenchel-Young loss of `entmax`; for alpha = 1 it is the cross-entropy.
+
+    >>> x, target = torch.tensor([[1.0, 0.0]]), torch.tensor([1])
+    >>> entmax_loss(x, target, 1.0), torch.nn.functional.cross_entropy(x, target)
+    (tensor(1.3133), tensor(1.3133))
+
+    Args:
+        x: scores of shape (*batch, n).
+        target: class indices of shape (*batch,), or probabilities of shape (*batch, n).
+        alpha: as for `entmax`; a tensor receives a gradient.
+        reduction: "mean" (over the rows that are not ignored; 0 if all are), "sum" or "none".
+        ignore_index: rows with this class index have loss 0 and no gradient.
+
+    Returns:
+        A scalar, or for "none" a tensor of shape (*batch,).
+
+    Raises:
+        TypeError: as `sparsemax_loss` and `entmax`.
+        ValueError: as `sparsemax_loss` and `entmax`.
+    """
+    if reduction not in _REDUCTIONS:
+        raise ValueError(f"reduction must be one of {', '.join(_REDUCTIONS)}, got {reduction!r}")
+    check_scores(x)
+    alpha = rows_of_alpha(alpha, x, x.ndim - 1)
+    scores = x.to(compute_dtype(x))
+    if not isinstance(target, Tensor):
+        raise TypeError(f"target must be a torch.Tensor, got {type(target).__name__}")
+    if target.is_floating_point():
+        _check_probability_target(x, target)
+        is_counted = torch.ones_like(x[..., 0], dtype=torch.bool)
+    else:
+        is_counted = _check_class_target(x, target, ignore_index)
+        scores = torch.where(is_counted.unsqueeze(-1), scores, 0.0)  # a NaN in a row that is ignored is ignored too
+    peak = scores.detach().amax(-1, keepdim=True)
+    scores = scores - torch.where(peak == -torch.inf, 0.0, peak)  # the loss does not change, its rounding does
+    loss = _conjugate(scores, alpha) - _gain(scores, target, alpha, is_counted)
+    loss = loss - loss.detach().clamp_max(0.0)  # lift what rounding put below 0, without cutting off the gradient
+    return _reduce(torch.where(is_counted, loss, 0.0), is_counted, reduction).to(x.dtype)
+
+
+def _gain(scores: Tensor, target: Tensor, alpha: Alpha, is_counted: Tensor) -> Tensor:
+    """The score of the target plus its entropy, per row."""
+    if target.is_floating_point():
+        target = target.to(scores.dtype)
+        # 0 * -inf: a target of 0 on a forbidden class costs nothing
+        # A target of 0 stays 0, whatever alpha: it has no gradient.
+        moving = torch.where(target > 0, target, target.detach())
+        return torch.where(target == 0, 0.0, target * scores).sum(-1) + tsallis_entropy(moving, alpha)
+    chosen = torch.where(is_counted, target.long(), 0).unsqueeze(-1)
+    return scores.gather(-1, chosen).squeeze(-1)
+
+
+def _conjugate(scores: Tensor, alpha: Alpha) -> Tensor:
+    r"""The value of :math:`\max_p p^\top x + H(p)` per row, for rows whose maximum is 0."""
+    probs = entmax(scores, alpha.squeeze(-1) if isinstance(alpha, Tensor) else alpha)
+    if not torch.compiler.is_compiling():
+        result: Tensor = _Conjugate.apply(scores, probs, alpha)
+        return result
+    # In a graph, where only first derivatives exist: the value, plus its linear map applied to zero.
+    probs = probs.detach()
+    fixed_alpha = alpha.detach() if isinstance(alpha, Tensor) else alpha
+    moved = torch.where(probs > 0, scores - scores.detach(), 0.0)
+    value = _conjugate_value(scores.detach(), probs, fixed_alpha) + (probs * moved).sum(-1)
+    if isinstance(alpha, Tensor):
+        value = value + (entropy_slope(probs, alpha.detach()) * (alpha - alpha.detach())).squeeze(-1)
+    return value
+
+
+def _conjugate_value(scores: Tensor, probs: Tensor, alpha: Alpha) -> Tensor:
+    return torch.where(probs > 0, probs * scores, 0.0).sum(-1) + tsallis_entropy(probs, alpha)
+
+
+class _Conjugate(torch.autograd.Function):
+    r"""The maximum :math:`p^\top x + H(p)` of given maximisers p.
+
+    Its gradient in x is p itself (the envelope theorem). Differentiating through p instead would add a term that is 0 only
+    up to rounding times the size of the scores.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(scores: Tensor, probs: Tensor, alpha: Alpha) -> Tensor:
+        return _conjugate_value(scores, probs, alpha)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Alpha], output: Tensor) -> None:
+        _, probs, alpha = inputs
+        saved = (probs, alpha) if isinstance(alpha, Tensor) else (probs,)
+        ctx.alpha = None if isinstance(alpha, Tensor) else alpha
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor | None]:
+        probs, *rest = ctx.saved_tensors
+        grad = grad.unsqueeze(-1)
+        return grad * probs, None, grad * entropy_slope(probs, rest[0]) if rest else None
+
+    @staticmethod
+    def jvp(ctx: Any, scores_tangent: Tensor | None, _: Tensor | None, alpha_tangent: Tensor | None) -> Tensor:
+        probs, *rest = ctx.saved_tensors
+        result = torch.zeros_like(probs[..., 0])
+        if scores_tangent is not None:
+            result = result + (probs * scores_tangent).sum(-1)
+        if rest and alpha_tangent is not None:
+            result = result + (entropy_slope(probs, rest[0]) * alpha_tangent).squeeze(-1)
+        return result
+
+
+def _check_probability_target(x: Tensor, target: Tensor) -> None:
+    if target.shape != x.shape:
+        raise ValueError(
+            f"target of probabilities must have the shape of x, {tuple(x.shape)}, got {tuple(target.shape)}; "
+            f"class indices must have an integer dtype"
+        )
+    if can_look_at(target) and not bool(((target >= 0).all(-1) & ((target.sum(-1) - 1).abs() < 1e-2)).all()):
+        raise ValueError("target must hold probabilities: non-negative, with rows that sum to 1")
+
+
+def _check_class_target(x: Tensor, target: Tensor, ignore_index: int) -> Tensor:
+    """Which rows count."""
+    if target.dtype == torch.bool or target.is_complex():
+        raise TypeError(f"target must hold class indices (integers) or probabilities (floats), got {target.dtype}")
+    if target.shape != x.shape[:-1]:
+        raise ValueError(
+            f"target of class indices must have shape {tuple(x.shape[:-1])} for x of shape {tuple(x.shape)}, "
+            f"got {tuple(target.shape)}"
+        )
+    target = target.long()  # a small integer type may not hold ignore_index
+    is_counted = target != ignore_index
+    n = x.shape[-1]
+    if can_look_at(target) and bool((is_counted & ((target < 0) | (target >= n))).any()):
+        wrong = target[is_counted & ((target < 0) | (target >= n))].unique().tolist()
+        raise ValueError(f"target must hold class indices from 0 to {n - 1} or ignore_index={ignore_index}, got {wrong}")
+    return is_counted
+
+
+def _reduce(loss: Tensor, is_counted: Tensor, reduction: str) -> Tensor:
+    if reduction == "none":
+        return loss
+    if reduction == "sum":
+        return loss.sum()
+    return loss.sum() / is_counted.sum().clamp_min(1)

@@ -1,0 +1,176 @@
+"""The mappings from scores to sparse probabilities: drop-ins for `torch.softmax`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparsum.simplex import autograd, dispatch
+from sparsum.simplex.arguments import (
+    apply_mask,
+    check_count,
+    check_dim,
+    check_mask,
+    check_scores,
+    compute_dtype,
+    round_to,
+    rows_of_alpha,
+)
+
+
+def sparsemax(x: Tensor, dim: int = -1, *, k: int | None = None, mask: Tensor | None = None) -> Tensor:
+    r"""Euclidean projection of scores onto the probability simplex.
+
+    .. math:: \operatorname{sparsemax}(x) = \arg\min_{p \in \triangle} \lVert p - x \rVert^2 = \max(x - \tau, 0)
+
+    With ``k``, at most k entries are non-zero: the projection onto the distributions with at most k atoms, which is the
+    sparsemax of the k largest scores. When fewer than k entries come out non-zero, the two are the same. Among equal scores
+    at the k-th place, which ones take part is up to `torch.topk`.
+
+    >>> sparsemax(torch.tensor([1.0, 0.8, -0.5]))
+    tensor([0.6000, 0.4000, 0.0000])
+    >>> sparsemax(torch.tensor([1.0, 0.8, -0.5]), k=1)
+    tensor([1., 0., 0.])
+
+    Args:
+        x: scores, of any shape. Entries of -inf get probability 0; a row of nothing else gets zeros and no gradient.
+            Entries of +inf share the mass of their row. A NaN makes its own row NaN.
+        dim: the dimension that sums to 1.
+        k: the largest number of non-zeros.
+        mask: True where an entry is allowed, broadcast to the shape of ``x``; the others get exactly 0. (The opposite of
+            a ``key_padding_mask``.) A large negative score is no mask: a row of nothing else would be uniform.
+
+    Returns:
+        Probabilities in the shape and dtype of ``x``, computed in float32 or better.
+
+    Raises:
+        TypeError: if ``x`` is not a floating-point tensor, ``mask`` not a boolean one, or ``k`` not an int.
+        ValueError: if ``dim``, ``k`` or the shape of ``mask`` does not fit ``x``.
+
+    References:
+        - From softmax to sparsemax (Martins & Astudillo, 2016), Algorithm 1, https://arxiv.org/abs/1602.02068
+        - Efficient marginalization of discrete and structured latent variables via sparsity (Correia, Niculae, Aziz &
+          Martins, 2020), section 3.1 for ``k``, https://arxiv.org/abs/2007.01919
+    """
+    if k is None:
+        return _map(x, 2.0, dim, mask)
+    check_scores(x)
+    dim = check_dim(x, dim)
+    check_count(k, x.shape[dim], f"the size of x in dim {dim}")
+    best = (x if mask is None else apply_mask(x, mask)).topk(k, dim=dim)
+    probs = _map(best.values, 2.0, dim, None)
+    rest = (0 * probs.detach().narrow(dim, 0, 1)).expand_as(x)  # NaN where the row has a NaN, which topk puts first
+    return rest.scatter(dim, best.indices, probs)
+
+
+def entmax15(x: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
+    r"""1.5-entmax: sparse like sparsemax, smooth like softmax.
+
+    .. math:: \operatorname{entmax}_{1.5}(x) = \arg\max_{p \in \triangle} p^\top x + \tfrac43 \sum_i (p_i - p_i^{3/2})
+              = \max(x / 2 - \tau, 0)^2
+
+    >>> entmax15(torch.tensor([1.0, 0.8, -2.0]))
+    tensor([0.5705, 0.4295, 0.0000])
+
+    Args:
+        x: scores, of any shape; infinities and NaN as for `sparsemax`.
+        dim: the dimension that sums to 1.
+        mask: True where an entry is allowed, broadcast to the shape of ``x``; the others get exactly 0.
+
+    Returns:
+        Probabilities in the shape and dtype of ``x``, computed in float32 or better.
+
+    Raises:
+        TypeError: if ``x`` is not a floating-point tensor or ``mask`` not a boolean one.
+        ValueError: if ``dim`` or the shape of ``mask`` does not fit ``x``.
+
+    References:
+        - Sparse sequence-to-sequence models (Peters, Niculae & Martins, 2019), equation 10, https://arxiv.org/abs/1905.05702
+    """
+    return _map(x, 1.5, dim, mask)
+
+
+def entmax(x: Tensor, alpha: float | Tensor, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
+    r"""The family from softmax (:math:`\alpha = 1`) over 1.5-entmax to sparsemax (:math:`\alpha = 2`) and beyond.
+
+    .. math:: \operatorname{entmax}_\alpha(x) = \arg\max_{p \in \triangle} p^\top x
+              + \frac{1}{\alpha (\alpha - 1)} \sum_i (p_i - p_i^\alpha) = [(\alpha - 1) x - \tau]_+^{1 / (\alpha - 1)}
+
+    A tensor ``alpha`` receives a gradient, at 1 too, so that the sparsity of each row can be learned. For attention scores
+    of shape (batch, heads, queries, keys), one alpha per head is best given with all dimensions, (1, heads, 1, 1), and kept
+    above 1 as, say, ``1 + torch.sigmoid(parameter)``.
+
+    >>> x = torch.tensor([[1.0, 0.8, 0.0], [1.0, 0.8, 0.0]])
+    >>> entmax(x, torch.tensor([1.25, 2.0]))
+    tensor([[0.4939, 0.3862, 0.1198],
+            [0.6000, 0.4000, 0.0000]])
+
+    Args:
+        x: scores, of any shape; infinities and NaN as for `sparsemax`.
+        alpha: a number of at least 1, or a tensor of such numbers: broadcast to the rows, that is, to the shape of ``x``
+            without ``dim``, or with all dimensions of ``x`` and size 1 in ``dim``. On a GPU and under `torch.compile`,
+            values below 1 make their rows NaN instead of raising, since looking at them would wait for the device.
+        dim: the dimension that sums to 1.
+        mask: True where an entry is allowed, broadcast to the shape of ``x``; the others get exactly 0.
+
+    Returns:
+        Probabilities in the shape and dtype of ``x``, computed in float64 unless alpha is the number 1.5 or 2.
+
+    Raises:
+        TypeError: if ``x`` or ``alpha`` is not of a floating-point dtype, or ``mask`` not a boolean tensor.
+        ValueError: if ``alpha`` is below 1, or if ``dim`` or a shape does not fit ``x``.
+
+    References:
+        - Sparse sequence-to-sequence models (Peters, Niculae & Martins, 2019), https://arxiv.org/abs/1905.05702
+        - Adaptively sparse transformers (Correia, Niculae & Martins, 2019), https://arxiv.org/abs/1909.00015
+    """
+    return _map(x, alpha, dim, mask)
+
+
+def _map(x: Tensor, alpha: float | Tensor, dim: int, mask: Tensor | None) -> Tensor:
+    known = _map_again(x, alpha, dim) if mask is None else None
+    return _map_anew(x, alpha, dim, mask) if known is None else known
+
+
+def _map_again(x: Tensor, alpha: float | Tensor, dim: int) -> Tensor | None:
+    """The mapping where nothing is left to check, else None: along the last dimension, without gradient, seen before."""
+    if torch.compiler.is_compiling() or type(x) is not Tensor or type(dim) is not int or dim != -1 or not x.is_cuda:
+        return None
+    if type(alpha) is not float or alpha not in dispatch.EXPONENTS or not autograd.is_plain(x, alpha):
+        return None
+    return dispatch.again(x, alpha)
+
+
+def _map_anew(x: Tensor, alpha: float | Tensor, dim: int, mask: Tensor | None) -> Tensor:
+    check_scores(x)
+    dim = check_dim(x, dim)
+    alpha = rows_of_alpha(alpha, x, dim)
+    if x.shape[dim] == 0:
+        return x.clone()
+    is_last = dim == x.ndim - 1
+    if isinstance(alpha, float) and dispatch.serve(x, alpha):
+        return _map_by_kernels(x, alpha, dim, mask)
+    scores = x if mask is None else apply_mask(x, mask)
+    scores = scores if is_last else scores.movedim(dim, -1)
+    if isinstance(alpha, Tensor) or alpha not in (1.5, 2.0):
+        # Near the boundary of the support, large alphas turn the last digits of the scores into the first of p, and long
+        # rows of torch.softmax in float32 miss a sum of 1 by more than torch.distributions accepts.
+        alpha = alpha.double() if isinstance(alpha, Tensor) else alpha
+        probs = autograd.apply(scores.double(), alpha).to(compute_dtype(x))
+    else:
+        dtype = compute_dtype(x)
+        probs = autograd.apply(scores if scores.dtype == dtype else scores.to(dtype), alpha)
+    probs = probs if probs.dtype == x.dtype else round_to(probs, x.dtype)
+    return probs if is_last else probs.movedim(-1, dim)
+
+
+def _map_by_kernels(x: Tensor, alpha: float, dim: int, mask: Tensor | None) -> Tensor:
+    """Kernels read any strides, and the mask with the scores; they round to the dtype of ``x`` themselves."""
+    if mask is not None:
+        check_mask(x, mask)
+        mask = mask.reshape((1,) * (x.ndim - mask.ndim) + mask.shape)
+    if dim == x.ndim - 1:
+        return autograd.apply(x, alpha, mask)
+    rows = dispatch.rows_along(x, dim, x.shape)
+    probs = autograd.apply(rows, alpha, None if mask is None else dispatch.rows_along(mask, dim, x.shape))
+    return probs.transpose(1, 2).reshape(x.shape)

@@ -1,0 +1,144 @@
+r"""Sparsemax and 1.5-entmax straight to their support: no dense probabilities where the rows are long, or on a GPU.
+
+With :math:`d = \max(z - \tau, 0)` for :math:`z = (\alpha - 1) x`, the derivative of the threshold :math:`\tau` is the mean
+of the changes of :math:`z` over the support, for sparsemax with equal weights, for 1.5-entmax with weights :math:`d`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsum import kernels
+from sparsum.segments import Segments, may_be_padded, read_stacked
+from sparsum.simplex import dispatch
+from sparsum.simplex.arguments import compute_dtype
+from sparsum.simplex.autograd import is_plain, is_transformed
+from sparsum.simplex.blocks import Packed, block_peaks, reads_in_blocks, solve_long, support
+from sparsum.simplex.dispatch import EXPONENTS
+from sparsum.simplex.solve import solve
+
+# Smaller than any sum of weights, and a normal number in single precision too.
+_TINY = 1.2e-38
+
+
+def packed_sparsemax(
+    x: Tensor,  # shape: (n_rows, n)
+) -> tuple[Packed, Tensor, int]:
+    """`packed_entmax` for alpha = 2."""
+    return packed_entmax(x, 2.0)
+
+
+def packed_entmax(
+    x: Tensor,  # shape: (n_rows, n)
+    alpha: float,
+) -> tuple[Packed, Tensor, int]:
+    """The support of each row, its probabilities, differentiable twice and in the dtype of ``x``, and a count.
+
+    A row of nothing but -inf, or with a NaN, has no entries; the count is that of such rows. Alpha is 1.5 or 2.
+    """
+    if _is_kernels_job(x, alpha):
+        probs, flat, row, lengths, n_empty = _OnGPU.apply(x, alpha)
+        return Packed(flat, Segments(row, lengths, may_be_padded())), probs, n_empty
+    with torch.no_grad():
+        packed, value, n_empty = _find(x.detach(), alpha)  # no_grad alone would let forward-mode tangents through
+    if is_plain(x, alpha):
+        return packed, packed.segments.clear_padding(value).to(x.dtype), n_empty
+    chosen = x.reshape(-1).index_select(0, packed.flat).to(value.dtype)
+    change = torch.where(chosen.isfinite(), chosen - chosen.detach(), 0.0)
+    # The value without gradient, plus what has the right derivatives and is zero.
+    change = packed.segments.clear_padding(change)
+    grown = _grow_linear(change, packed.segments) if alpha == 2 else _grow_squared(change, value, packed.segments)
+    return packed, packed.segments.clear_padding(value + grown).to(x.dtype), n_empty
+
+
+def _is_kernels_job(x: Tensor, alpha: float) -> bool:
+    """Whether the kernels pack these rows: eager ones, and not so many that each would look for its place too long."""
+    if torch.compiler.is_compiling() or is_transformed() or not dispatch.serve(x, alpha):
+        return False
+    from sparsum.kernels.segments import MOST_ROWS
+
+    return len(x) <= MOST_ROWS
+
+
+def _grow_linear(change: Tensor, segments: Segments) -> Tensor:
+    """Sparsemax: on the support, the probabilities change as the scores do, minus the mean."""
+    return change - segments.spread(segments.sum(change) / segments.lengths.clamp_min(1))
+
+
+def _grow_squared(change: Tensor, value: Tensor, segments: Segments) -> Tensor:
+    """1.5-entmax: the distances change as half the scores do, minus a mean whose weights are the distances halfway.
+
+    With the weights halfway, the second derivative is right as well.
+    """
+    change, distance = change / 2, segments.clear_padding(value.sqrt())
+    halfway = distance + (change - segments.spread(_mean(change, distance, segments))) / 2
+    moved = change - segments.spread(_mean(change, halfway, segments))
+    return moved * (2 * distance + moved)
+
+
+def _mean(values: Tensor, weights: Tensor, segments: Segments) -> Tensor:
+    return segments.sum(weights * values) / segments.sum(weights).clamp_min(_TINY)
+
+
+def _find(x: Tensor, alpha: float) -> tuple[Packed, Tensor, int]:
+    """The support, its probabilities in at least single precision, and the number of rows without any."""
+    scores = x.to(compute_dtype(x))
+    if reads_in_blocks(scores) and scores.numel() > 0:
+        peaks = block_peaks(scores)
+        is_regular = math.isfinite(peaks.amax(-1).sum().item())
+        found = solve_long(scores.contiguous(), peaks, EXPONENTS[alpha]) if is_regular else None
+        if found is not None:
+            candidates, probs = found
+            is_support = probs > 0
+            return candidates.select(is_support), probs[is_support], 0
+    probs = solve(scores, alpha)
+    packed, n_empty = support(probs)
+    return packed, probs.reshape(-1)[packed.flat], n_empty
+
+
+class _OnGPU(torch.autograd.Function):
+    """Probabilities, positions, rows and lengths of the support by kernels, and the number of rows without any."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+        from sparsum.kernels import segments, simplex_packed
+
+        rows = x.unsqueeze(1)
+        with dispatch.on_device_of(x):
+            found = simplex_packed.support(rows, EXPONENTS[alpha])
+            lengths = found[1]
+            n_entries, n_empty = read_stacked(segments.tally(lengths), most=x.numel())
+            flat, probs, row = simplex_packed.pack(rows, found, n_entries, EXPONENTS[alpha])
+        probs = probs.to(x.dtype)
+        ctx.alpha, ctx.n, ctx.is_padded = alpha, x.shape[-1], may_be_padded()
+        ctx.save_for_backward(probs, flat, row, lengths)
+        ctx.mark_non_differentiable(flat, row, lengths)
+        ctx.set_materialize_grads(False)
+        return probs, flat, row, lengths, n_empty
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, None]:
+        if grad is None:
+            return None, None
+        probs, flat, row, lengths = ctx.saved_tensors
+        if torch.is_grad_enabled() or is_transformed() or not kernels.can_read(grad):
+            segments = Segments(row, lengths, ctx.is_padded)
+            entries = _pulled(segments.clear_padding(grad), probs, segments, ctx.alpha)
+            return grad.new_zeros(len(lengths) * ctx.n).index_add(0, flat, entries).view(-1, ctx.n), None
+        from sparsum.kernels import simplex_packed
+
+        with dispatch.on_device_of(grad):
+            return simplex_packed.pull(grad.contiguous(), flat, probs, lengths, ctx.n, EXPONENTS[ctx.alpha]), None
+
+
+def _pulled(grad: Tensor, probs: Tensor, segments: Segments, alpha: float) -> Tensor:
+    """The gradient on the support, differentiable: the twin of the kernel."""
+    is_support = probs.detach() > 0
+    weights = is_support.to(probs.dtype)
+    if alpha == 1.5:
+        weights = torch.where(is_support, torch.where(is_support, probs, 1.0).sqrt(), 0.0)
+    return weights * (grad - segments.spread(_mean(grad, weights, segments)))

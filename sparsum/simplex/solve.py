@@ -1,0 +1,67 @@
+"""From scores to probabilities, for rows of any values: the common part of all mappings, without gradient."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from sparsum.simplex import dispatch
+from sparsum.simplex.any_alpha import solve_any_alpha
+from sparsum.simplex.blocks import block_peaks, reads_in_blocks, solve_long
+from sparsum.simplex.dispatch import EXPONENTS
+from sparsum.simplex.thresholds import solve_short, solve_traceable
+
+
+def solve(x: Tensor, alpha: float | Tensor, *, mask: Tensor | None = None, traceable: bool = False) -> Tensor:
+    """Probabilities of the rows of ``x`` (*batch, n), n > 0, in its dtype; ``alpha`` is a number or of shape (*batch, 1).
+
+    A row whose entries are all -inf gets zeros; entries of +inf share the mass of their row; a NaN makes its row NaN.
+    Only kernels take a mask, of the dimensions of ``x``, some of size 1; elsewhere the scores have it applied.
+    """
+    if not traceable and isinstance(alpha, float) and dispatch.serve(x, alpha):
+        return dispatch.solve(x, alpha, mask)
+    if x.ndim != 2:
+        alpha = alpha.reshape(-1, 1) if isinstance(alpha, Tensor) else alpha
+        return solve(x.reshape(-1, x.shape[-1]), alpha, traceable=traceable).view(x.shape)
+    if not traceable and x.numel() == 0:
+        return torch.empty_like(x)
+    in_blocks = not traceable and isinstance(alpha, float) and alpha in EXPONENTS and reads_in_blocks(x)
+    peaks = block_peaks(x) if in_blocks else x
+    peak = peaks.amax(-1, keepdim=True)
+    # One number tells whether all maxima are finite. If their sum overflows, the way for odd rows is right as well.
+    if not traceable and not x.is_cuda and math.isfinite(peak.sum().item()):
+        return _solve_regular(x, peak, alpha, peaks if in_blocks else None)
+    # The rows that have no maximum are solved as rows of zeros, then overwritten.
+    is_regular = peak.isfinite()
+    tame, tame_peak = torch.where(is_regular, x, 0.0), torch.where(is_regular, peak, 0.0)
+    probs = _solve_regular(tame, tame_peak, alpha, None, traceable=traceable)
+    return torch.where(is_regular, probs, _solve_irregular(x, peak))
+
+
+def _solve_regular(
+    rows: Tensor, peak: Tensor, alpha: float | Tensor, peaks: Tensor | None, *, traceable: bool = False
+) -> Tensor:
+    """Rows with a finite maximum."""
+    if isinstance(alpha, Tensor):
+        # On a GPU a fixed number of steps, as in a graph: nothing waits for the device.
+        return solve_any_alpha(rows - peak, alpha, traceable=traceable or rows.is_cuda)
+    if alpha == 1.0:
+        return torch.softmax(rows, -1)
+    exponent = EXPONENTS.get(alpha)
+    if exponent is None:
+        return _solve_regular(rows, peak, torch.full_like(peak, alpha), None, traceable=traceable)
+    if peaks is not None:
+        found = solve_long(rows.contiguous(), peaks, exponent)
+        if found is not None:
+            packed, probs = found
+            return rows.new_zeros(rows.numel()).index_copy_(0, packed.flat, probs).view(rows.shape)
+    return (solve_traceable if traceable else solve_short)(rows - peak, exponent)
+
+
+def _solve_irregular(rows: Tensor, peak: Tensor) -> Tensor:
+    """Rows whose maximum is +inf (its holders share the mass), -inf (nothing is allowed) or NaN."""
+    is_infinite = (rows == torch.inf).to(rows.dtype)
+    shares = is_infinite / is_infinite.sum(-1, keepdim=True).clamp_min(1)
+    return torch.where(peak.isnan(), torch.nan, shares)

@@ -1,0 +1,72 @@
+"""What a solver is, and what it returns."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sparsum.segments import Segments
+from sparsum.structures import AbstractStructure
+from sparsum.structures.parts import Scores
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A sparse distribution per row that solves SparseMAP, and how it was found."""
+
+    atoms: Tensor  # shape: (n_atoms, *event_shape)
+    probs: Tensor  # shape: (n_atoms,), differentiable in the scores
+    segments: Segments
+    is_solved: Tensor  # shape: (n_rows,), bool
+    steps: Tensor  # shape: (n_rows,), int64; 0 for a closed form
+    gap: Tensor  # shape: (n_rows,), the duality gap, an upper bound of how far the objective is from its optimum
+    max_steps: int | None = None  # how many steps a row may take; None for a closed form
+
+    @property
+    def outcome(self) -> tuple[str, ...]:
+        """How each row ended, in words; it waits for the device."""
+        if self.max_steps is None:
+            return ("optimal: a closed form",) * len(self.steps)
+        rows = zip(self.is_solved.tolist(), self.steps.tolist(), self.gap.tolist(), strict=True)
+        return tuple(_in_words(is_solved, steps, gap, self.max_steps) for is_solved, steps, gap in rows)
+
+
+def _in_words(is_solved: bool, steps: int, gap: float, max_steps: int) -> str:
+    how = "optimal" if is_solved else "out of steps" if steps >= max_steps else "stalled, atoms nearly dependent"
+    return f"{how}: gap {gap:.2g} after {steps} steps"
+
+
+class AbstractSolver(ABC):
+    """A way to find the sparse distribution of SparseMAP."""
+
+    @abstractmethod
+    def solve(
+        self,
+        scores: Scores,  # shape: (n_rows, *score_shape)
+        structure: AbstractStructure,
+    ) -> Solution:
+        """Solve all rows; raises a TypeError for a structure that the solver does not take."""
+
+
+class NotConverged(RuntimeError):
+    """A solver ran out of steps on some rows.
+
+    Args:
+        rows: which ones.
+        steps: how many steps each took.
+        gap: the duality gap of each.
+    """
+
+    def __init__(self, rows: list[int], steps: list[int], gap: list[float]) -> None:
+        self.rows, self.steps, self.gap = rows, steps, gap
+        shown = ", ".join(f"row {r} (gap {g:.3g} after {s} steps)" for r, s, g in zip(rows[:5], steps, gap, strict=False))
+        more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
+        super().__init__(
+            f"{len(rows)} row(s) did not converge: {shown}{more}; allow more steps by ActiveSet(max_steps=...), or keep the "
+            "last iterate by ActiveSet(strict=False)"
+        )
+
+    def __reduce__(self) -> tuple[type[NotConverged], tuple[list[int], list[int], list[float]]]:
+        return NotConverged, (self.rows, self.steps, self.gap)

@@ -1,0 +1,180 @@
+"""The active set method: SparseMAP over any structure that can find its best assignment."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sparsum.solvers import kkt
+from sparsum.solvers.abstract import AbstractSolver, NotConverged, Solution
+from sparsum.solvers.active_bits import is_served, run_bits
+from sparsum.solvers.loop import run, run_again
+from sparsum.solvers.polish import Found
+from sparsum.solvers.problem import Padded, Problem, unpack
+from sparsum.structures import AbstractStructure
+from sparsum.structures.bad_rows import is_unusable, raise_bad_rows
+from sparsum.structures.parts import Scores, flatten_parts, tensors_of, unflatten_parts
+
+#: How often rows whose certificate fails after polishing go back into the loop.
+_ROUNDS = 4
+
+
+@dataclass(frozen=True)
+class ActiveSet(AbstractSolver):
+    r"""The active set method of the paper, for any structure with an `argmax`, batched.
+
+    .. math:: \max_{\xi \in \triangle} b^\top \mu - \tfrac12 \sum_i w_i \mu_i^2, \qquad \mu = A \xi,
+
+    with b and w from `structure.quadratic`. Each step solves the problem on a few atoms without :math:`\xi \ge 0`, and
+    goes towards that solution. Where a probability hits 0 on the way, its atom is dropped; otherwise the oracle, `argmax`
+    of the residual :math:`r = b - W \mu`, names the atom to add. A row is solved when this atom a gains nothing: the
+    Frank-Wolfe gap :math:`\langle a - \mu, r \rangle` bounds how far the objective is from its optimum.
+
+    The mean is unique (where w > 0), the distribution is not: which of the optimal ones comes out depends on the start, and
+    may change with the smallest change of the scores. So an expected loss has jumps, and its gradient is right between them.
+    Equal rows of scores give equal atoms, in any batch. The atoms are affinely independent (where w > 0), at most
+    n_parts + 1 per row, in the order of their slots. Everything is computed in float64. On a GPU `Bits`, `Budget` and
+    `Subset` take all steps of a row in one kernel; over other structures the loop looks at the device every few steps.
+
+    The gradient is that of the probabilities on the atoms found. It is the gradient of the optimum where these span the
+    optimal face. Over many bits the gap closes before they do (44 atoms for 87 fractional bits of 128): the gradient of the
+    mean is then the true one projected on the span of the atoms. `Nested` and `Systematic` always span the face.
+
+    >>> import sparsum as sp
+    >>> solution = ActiveSet().solve(torch.tensor([[0.5, 0.4, -1.0]]), sp.OneOf(3))
+    >>> solution.atoms, solution.probs
+    (tensor([0, 1]), tensor([0.5500, 0.4500]))
+    >>> solution.steps, solution.is_solved
+    (tensor([1]), tensor([True]))
+
+    Args:
+        max_steps: how many atoms a row may add and drop before it adds another; by default 10 times the number of parts,
+            plus 100.
+        tolerance: the gap below which a row is solved; never less than what rounding leaves of the gap, about 1e-11 times
+            the distance of the mean to a vertex.
+        start: the atoms to start from, instead of the best one: (n_rows, n_start, *event_shape), or the packed pair
+            (atoms, row), as a distribution holds it, with at least one atom per row. They must be assignments of the
+            structure, which cannot be checked in general: a foreign one would stay. Repeated, forbidden and affinely
+            dependent ones are left out, and a row that is left with none starts from its best atom.
+        strict: whether to raise if a row is not solved, or else to keep its last feasible iterate.
+
+    References:
+        - Efficient marginalization of discrete and structured latent variables via sparsity (Correia, Niculae, Aziz &
+          Martins, 2020), appendix B, algorithm 1, https://arxiv.org/abs/2007.01919
+        - Numerical optimization (Nocedal & Wright, 2006), sections 16.4 and 16.5
+    """
+
+    max_steps: int | None = None
+    tolerance: float = 1e-9
+    start: Tensor | tuple[Tensor, Tensor] | None = field(default=None, compare=False)
+    strict: bool = True
+
+    def __post_init__(self) -> None:
+        if self.max_steps is not None and (isinstance(self.max_steps, bool) or not isinstance(self.max_steps, int)):
+            raise TypeError(f"max_steps must be an int or None, got {type(self.max_steps).__name__}")
+        if self.max_steps is not None and self.max_steps < 1:
+            raise ValueError(f"max_steps must be at least 1, got {self.max_steps}")
+        if not self.tolerance >= 0:
+            raise ValueError(f"tolerance must not be negative, got {self.tolerance}")
+
+    def solve(
+        self,
+        scores: Scores,  # shape: (n_rows, *score_shape)
+        structure: AbstractStructure,
+    ) -> Solution:
+        """Solve all rows.
+
+        Raises:
+            NotConverged: if strict and a row runs out of steps; it names rows, steps and gaps.
+            ValueError: if a row holds a NaN or +inf, or allows nothing; or if the start has a wrong shape.
+        """
+        dtype = tensors_of(scores)[0].dtype
+        flat = flatten_parts(scores).double()
+        if structure.is_fixed_size and flat.numel():  # all assignments gain the same from a shift, and rounding loses less
+            peak = flat.detach().amax(-1, keepdim=True)
+            flat = flat - torch.where(peak.isfinite(), peak, 0.0)
+            scores = unflatten_parts(flat, like=scores)
+        linear, weight = structure.quadratic(flat)
+        is_forbidden = linear.detach() == -torch.inf
+        linear = linear.masked_fill(is_forbidden, 0.0)
+        with torch.no_grad():
+            problem = Problem(structure, scores, linear.detach(), weight, is_forbidden)
+            max_steps = 10 * flat.shape[-1] + 100 if self.max_steps is None else self.max_steps
+            found = self._find(problem, flat.detach(), max_steps)
+        if self.strict and found.n_unsolved:
+            raise NotConverged(*(tensor[~found.is_solved].tolist() for tensor in _reported(found)))
+        atoms, probs, segments = found.packed(linear, dtype)
+        return Solution(atoms, probs, segments, found.is_solved, found.padded.steps, found.gap, max_steps)
+
+    def _find(self, problem: Problem, flat: Tensor, max_steps: int) -> Found:
+        """The atoms of all rows and their certificates."""
+        if self.start is None and is_served(problem):
+            done = run_bits(problem, flat, tolerance=self.tolerance, max_steps=max_steps)
+        else:
+            problem, best = _best_atoms(problem, flat)
+            every, atoms, probs = torch.arange(len(best), device=best.device), *self._start(problem, best)
+            steps = torch.zeros_like(every)
+            done = Padded.from_packed(
+                run(problem, every, atoms, probs, steps, tolerance=self.tolerance, max_steps=max_steps, is_snapped=True)
+            )
+        for n_round in range(_ROUNDS):
+            found = Found.polish(problem, done, self.tolerance, max_steps, strict=self.strict)
+            if not found.n_left or n_round == _ROUNDS - 1:
+                break
+            # Rounded residuals were too coarse for these rows, or their inverse too inaccurate.
+            again = found.is_left.nonzero().squeeze(-1)
+            done = run_again(problem, found.padded, again, tolerance=self.tolerance, max_steps=max_steps, is_snapped=False)
+        return found
+
+    def _start(self, problem: Problem, best: Tensor) -> tuple[Tensor, Tensor]:
+        """Atoms, (n_rows, n_slots, *event_shape), and feasible probabilities to start from, 0 for those left out."""
+        ones = problem.linear.new_ones(len(best), 1)
+        if self.start is None:
+            return best.unsqueeze(1), ones
+        atoms = _unpacked(self.start, len(best)) if isinstance(self.start, tuple) else self.start
+        if atoms.shape[:1] != best.shape[:1] or atoms.shape[2:] != best.shape[1:] or not atoms.shape[1]:
+            shape = f"({', '.join(map(str, [len(best), 'n_start', *best.shape[1:]]))})"
+            raise ValueError(f"start must have shape {shape}, or be a packed pair (atoms, row); got {tuple(atoms.shape)}")
+        atoms = torch.cat([atoms.to(best), best.unsqueeze(1)], 1)
+        row = torch.arange(len(best), device=best.device).repeat_interleave(atoms.shape[1])
+        vectors = problem.vectors(atoms.flatten(0, 1), row).reshape(*atoms.shape[:2], problem.linear.shape[-1])
+        is_allowed = torch.ones(atoms.shape[:2], dtype=torch.bool, device=best.device)
+        if problem.is_forbidden is not None:
+            is_allowed = ~((vectors != 0) & problem.is_forbidden.unsqueeze(1)).any(-1)
+        is_allowed[:, -1] = ~is_allowed[:, :-1].any(-1)
+        kept = kkt.independent(kkt.lifted_gram(vectors, problem.weight, is_allowed), is_allowed)
+        return atoms, kept / kept.sum(-1, keepdim=True, dtype=torch.float64)
+
+
+def _reported(found: Found) -> tuple[Tensor, Tensor, Tensor]:
+    """The number, steps and gap of each row."""
+    steps = found.padded.steps
+    return torch.arange(len(steps), device=steps.device), steps, found.gap
+
+
+def _best_atoms(problem: Problem, flat: Tensor) -> tuple[Problem, Tensor]:
+    """The problem, told whether anything is forbidden, and the best atom of each row; raises if there is none."""
+    assert problem.is_forbidden is not None
+    is_bad = is_unusable(flat)
+    is_any_bad, is_any_forbidden = torch.stack([is_bad.any(), problem.is_forbidden.any()]).tolist()
+    if is_any_bad:
+        raise_bad_rows(is_bad, flat)
+    if not is_any_forbidden:
+        problem = dataclasses.replace(problem, is_forbidden=None)
+    best = problem.best(flat)
+    if problem.is_forbidden is not None:
+        allows_nothing = ((problem.vectors(best) != 0) & problem.is_forbidden).any(-1)
+        if bool(allows_nothing.any()):
+            raise_bad_rows(allows_nothing, flat)
+    return problem, best
+
+
+def _unpacked(start: tuple[Tensor, Tensor], n_rows: int) -> Tensor:
+    """Packed atoms as (n_rows, n_start, *event_shape), the first of each row repeated to fill it."""
+    atoms, row = start
+    if row.shape != atoms.shape[:1] or not torch.equal(row.unique(), torch.arange(n_rows, device=row.device)):
+        raise ValueError(f"a packed start must be a pair (atoms, row) with at least one atom for each of the {n_rows} rows")
+    return unpack(atoms, row, n_rows)[0]

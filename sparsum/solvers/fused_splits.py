@@ -1,0 +1,154 @@
+"""The splits of `sparsum.solvers.splits` for bits on a GPU: two kernels forward and one backward.
+
+The scores tell who is kept and in which order. Given that, the probabilities are linear in the scores, so that all
+derivatives are this linear map and its adjoint.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparsum import kernels
+from sparsum.segments import Segments, may_be_padded, read_sizes
+from sparsum.simplex.autograd import is_transformed
+from sparsum.simplex.dispatch import on_device_of
+from sparsum.solvers.abstract import Solution
+from sparsum.structures import Bits, Budget, Subset
+from sparsum.structures.bad_rows import raise_bad_rows
+
+
+class _Order(NamedTuple):
+    """What the probabilities depend on piecewise linearly: see `sparsum.kernels.bits`."""
+
+    words: Tensor
+    slots: Tensor
+    totals: Tensor
+    ends: Tensor
+
+    def positions(self, n_atoms: int) -> Tensor:
+        """Where the atom of each gap is packed, and ``n_atoms`` where there is none: (n_rows, n + 1)."""
+        is_kept = self.slots >= 0
+        starts = (self.ends - is_kept.sum(-1)).unsqueeze(-1)
+        return torch.where(is_kept, starts + self.slots, n_atoms)
+
+
+class _Kind(NamedTuple):
+    """Which marginals and which split."""
+
+    is_symmetric: bool
+    is_systematic: bool
+    is_limited: bool
+
+
+def takes(
+    scores: Tensor,  # shape: (n_rows, n)
+) -> bool:
+    """Whether the kernels take these rows."""
+    if torch.compiler.is_compiling() or _is_transformed(scores) or not scores.numel() or not kernels.serve(scores):
+        return False
+    from sparsum.kernels import bits
+
+    return scores.shape[-1] <= bits.MOST_BITS
+
+
+def _is_transformed(x: Tensor) -> bool:
+    """Whether a function transform or forward-mode differentiation is at work, or a batch of gradients."""
+    return is_transformed() or not kernels.can_read(x)
+
+
+def split(
+    scores: Tensor,  # shape: (n_rows, n)
+    structure: Bits | Budget | Subset,
+    *,
+    systematic: bool,
+) -> Solution:
+    """Split the marginals of all rows."""
+    total = structure.most if isinstance(structure, Budget) else structure.k if isinstance(structure, Subset) else 0
+    kind = _Kind(structure.symmetric, systematic, not isinstance(structure, Bits))
+    probs, atoms, row, counts, is_solved = _Split.apply(scores, total, isinstance(structure, Subset), kind)
+    lengths, _, zeros = counts.unbind()
+    packed = Segments(row, lengths, is_padded=may_be_padded())
+    return Solution(atoms, probs, packed, is_solved, zeros, zeros.view(torch.float64))
+
+
+class _Split(torch.autograd.Function):
+    """Atoms, and their probabilities with derivatives."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, total: int, is_exact: bool, kind: _Kind) -> tuple[Tensor, ...]:
+        from sparsum.kernels import bits
+
+        with on_device_of(scores):
+            words, gaps, slots, totals, counts, is_solved = bits.split(scores, total, *kind, is_exact)
+            ends, n_bad, _ = counts.cumsum(1).unbind()
+            sizes = read_sizes(ends[-1], n_bad[-1], most=slots.numel())
+            if sizes[1]:
+                raise_bad_rows(counts[1] > 0, scores)
+            atoms, probs, row = bits.pack(words, gaps, slots, ends, sizes[0], scores.dtype)
+        ctx.mark_non_differentiable(atoms, row, counts, is_solved)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(words, slots, totals, ends)
+        ctx.save_for_forward(words, slots, totals, ends)
+        ctx.kind, ctx.n_atoms = kind, sizes[0]
+        return probs, atoms, row, counts, is_solved
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, None, None, None]:
+        if grad is None:
+            return None, None, None, None
+        order = _Order(*ctx.saved_tensors)
+        if torch.is_grad_enabled() or _is_transformed(grad):  # derivatives of this one, or many of them
+            return _pull(grad, order, ctx.kind), None, None, None
+        from sparsum.kernels import bits
+
+        with on_device_of(grad):
+            return bits.pull(grad, *order, kind=tuple(ctx.kind), dtype=grad.dtype), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> tuple[Any, ...]:
+        return _push(tangent, _Order(*ctx.saved_tensors), ctx.kind, ctx.n_atoms), None, None, None, None
+
+
+def _push(
+    tangent: Tensor,  # shape: (n_rows, n)
+    order: _Order,
+    kind: _Kind,
+    n_atoms: int,
+) -> Tensor:
+    """The change of the packed probabilities with the scores, in plain torch: (n_atoms,)."""
+    place = order.words[:, 1].long()  # in the order of the keys, from 1; -1 if in between by rounding alone, else 0
+    target = tangent.double() / (2 if kind.is_symmetric else 1)
+    if kind.is_limited:
+        n_interior = order.totals[:, 1:]  # 0 if the budget is loose
+        shift = torch.where(place != 0, target, 0.0).sum(-1, keepdim=True) / n_interior.clamp_min(1)
+        target = torch.where(n_interior > 0, target - shift, target)
+    inner = torch.where(place > 0, target, 0.0)
+    keys = torch.where(place > 0, inner.cumsum(-1), 0.0) if kind.is_systematic else -inner
+    upper = torch.zeros_like(order.slots, dtype=torch.float64)
+    # What is not fractional is 0, and goes where the end is.
+    upper = upper.scatter(-1, torch.where(place > 0, place - 1, place.shape[-1]), keys)
+    gaps = (upper - torch.nn.functional.pad(upper[:, :-1], (1, 0))) / order.totals[:, :1]
+    result = torch.zeros(n_atoms + 1, dtype=torch.float64, device=gaps.device)
+    return result.scatter(0, order.positions(n_atoms).flatten(), gaps.flatten())[:-1].to(tangent.dtype)
+
+
+def _pull(
+    grad: Tensor,  # shape: (n_atoms,)
+    order: _Order,
+    kind: _Kind,
+) -> Tensor:
+    """The adjoint of `_push`, in plain torch: (n_rows, n)."""
+    place = order.words[:, 1].long()
+    padded = torch.nn.functional.pad(grad.double(), (0, 1))
+    of_gap = padded[order.positions(len(grad))] / order.totals[:, :1]
+    of_key = of_gap.gather(-1, (place - 1).clamp_min(0)) - of_gap.gather(-1, place.clamp_min(0))
+    of_key = torch.where(place > 0, of_key, 0.0)
+    of_target = torch.where(place > 0, of_key.flip(-1).cumsum(-1).flip(-1), 0.0) if kind.is_systematic else -of_key
+    if kind.is_limited:
+        n_interior = order.totals[:, 1:]
+        shift = of_target.sum(-1, keepdim=True) / n_interior.clamp_min(1)
+        of_target = torch.where((place != 0) & (n_interior > 0), of_target - shift, of_target)
+    return (of_target / (2 if kind.is_symmetric else 1)).to(grad.dtype)

@@ -1,0 +1,52 @@
+"""The loop of the active set method, from given atoms to those of the optimum."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from sparsum.solvers.active_rows import ActiveRows
+from sparsum.solvers.lazy_rows import LazyRows
+from sparsum.solvers.problem import Packed, Padded, Problem
+
+
+def run(
+    problem: Problem,
+    ids: Tensor,  # shape: (n_rows,)
+    atoms: Tensor,  # shape: (n_rows, n_slots, *event_shape)
+    probs: Tensor,  # shape: (n_rows, n_slots)
+    steps: Tensor,  # shape: (n_rows,)
+    *,
+    tolerance: float,
+    max_steps: int,
+    is_snapped: bool,
+) -> Packed:
+    """Step until all rows are done; rows that are done leave the batch now and then."""
+    rows = ActiveRows(problem, ids, atoms, probs, steps, tolerance=tolerance, max_steps=max_steps, is_snapped=is_snapped)
+    if len(ids) and is_lazy(atoms):
+        return Packed.concatenate(LazyRows(rows).run())
+    pieces: list[Packed] = []
+    while len(rows.ids):
+        rows.step()
+        if 4 * rows.n_done >= len(rows.ids):
+            pieces.append(rows.take_done())
+    return Packed.concatenate(pieces) if pieces else rows.take_done()
+
+
+def run_again(
+    problem: Problem,
+    done: Padded,
+    rows: Tensor,  # shape: (n,)
+    *,
+    tolerance: float,
+    max_steps: int,
+    is_snapped: bool,
+) -> Padded:
+    """Step on from where some rows stand; the others stay as they are."""
+    start = (rows, done.atoms[rows], done.probs[rows], done.steps[rows])
+    redone = run(problem.select(rows), *start, tolerance=tolerance, max_steps=max_steps, is_snapped=is_snapped)
+    return done.replaced(redone)
+
+
+def is_lazy(atoms: Tensor) -> bool:
+    """Whether to look at the rows now and then only: a look at a GPU costs as much as a step."""
+    return atoms.is_cuda

@@ -1,0 +1,154 @@
+"""What the active set method maximises, and the certificate that it has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsum.segments import Segments
+from sparsum.structures import AbstractStructure
+from sparsum.structures.parts import Scores, flatten_parts, unflatten_parts
+
+#: Residuals are rounded to multiples of this before the oracle sees them. Sums of such numbers are exact, so that ties are
+#: ties, and rounding errors do not choose between atoms.
+GRID = 2.0**-36
+#: Probabilities below this are dropped in the end.
+NEGLIGIBLE = 1e-12
+#: A mean this close to the atom's coordinate is the coordinate.
+_SAME = 1e-13
+
+
+@dataclass(frozen=True)
+class Problem:
+    """SparseMAP on some rows: maximise b'mu - 1/2 sum_i w_i mu_i^2 over the mean vectors mu."""
+
+    structure: AbstractStructure
+    form: Scores  # any scores of this structure, for the shapes of their parts
+    linear: Tensor  # shape: (n_rows, n_parts), b, with 0 for forbidden parts
+    weight: Tensor  # shape: (n_parts,), w
+    is_forbidden: Tensor | None  # shape: (n_rows, n_parts), or None where nothing is
+
+    def select(self, index: Tensor) -> Problem:
+        """The problem on some of its rows."""
+        is_forbidden = None if self.is_forbidden is None else self.is_forbidden[index]
+        return Problem(self.structure.select(index), self.form, self.linear[index], self.weight, is_forbidden)
+
+    def best(
+        self,
+        flat: Tensor,  # shape: (n_rows, n_parts)
+    ) -> Tensor:
+        """The atom with the best score of each row: (n_rows, *event_shape)."""
+        if self.is_forbidden is not None:
+            flat = flat.masked_fill(self.is_forbidden, -torch.inf)
+        return self.structure.argmax(unflatten_parts(flat, like=self.form))
+
+    def vectors(
+        self,
+        atoms: Tensor,  # shape: (n_atoms, *event_shape)
+        row: Tensor | None = None,  # shape: (n_atoms,), the row of each; by default there is one atom per row
+    ) -> Tensor:
+        """The vectors of atoms as flat rows of parts in float64: (n_atoms, n_parts)."""
+        structure = self.structure if row is None else self.structure.select(row)
+        return flatten_parts(structure.vectors(atoms)).to(self.linear.dtype)
+
+    def residual(
+        self,
+        mean: Tensor,  # shape: (n_rows, n_parts)
+    ) -> Tensor:
+        """The gradient of the objective, r = b - W mu."""
+        return torch.addcmul(self.linear, self.weight, mean, value=-1)
+
+
+def violation(
+    vectors: Tensor,  # shape: (n_rows, n_parts), of the best atom under the residual
+    mean: Tensor,  # shape: (n_rows, n_parts)
+    residual: Tensor,  # shape: (n_rows, n_parts)
+) -> tuple[Tensor, Tensor]:
+    """The Frank-Wolfe gap <a - mu, r>, an upper bound of what the objective may still gain, and its resolution.
+
+    A gap below the resolution may be due to rounding, of the mean or of the residuals to the grid.
+    """
+    difference = vectors - mean
+    distance = difference.abs()
+    known = residual.masked_fill(distance < _SAME, 0)
+    return (difference * known).sum(-1), 4e-15 * known.abs().sum(-1) + GRID * distance.sum(-1)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Atoms and probabilities of rows that are done."""
+
+    atoms: Tensor  # shape: (n_atoms, *event_shape)
+    probs: Tensor  # shape: (n_atoms,)
+    row: Tensor  # shape: (n_atoms,)
+    ids: Tensor  # shape: (n_rows,)
+    steps: Tensor  # shape: (n_rows,)
+
+    @classmethod
+    def concatenate(cls, pieces: list[Packed]) -> Packed:
+        """Several of them, one after the other."""
+        return cls(*(torch.cat(tensors) for tensors in zip(*(piece.tensors() for piece in pieces), strict=True)))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What it consists of."""
+        return self.atoms, self.probs, self.row, self.ids, self.steps
+
+
+@dataclass(frozen=True)
+class Padded:
+    """Atoms and probabilities of all rows, padded to the same number of slots; empty slots repeat the row's first atom."""
+
+    atoms: Tensor  # shape: (n_rows, n_slots, *event_shape)
+    probs: Tensor  # shape: (n_rows, n_slots), 0 in empty slots
+    steps: Tensor  # shape: (n_rows,)
+
+    @classmethod
+    def from_packed(cls, packed: Packed) -> Padded:
+        """From atoms of all rows, in any order."""
+        n_rows = len(packed.ids)
+        atoms, index, is_filled = unpack(packed.atoms, packed.row, n_rows)
+        probs = torch.where(is_filled, packed.probs[index], 0.0)
+        return cls(atoms, probs, torch.empty_like(packed.steps).scatter_(0, packed.ids, packed.steps))
+
+    @classmethod
+    def from_slots(
+        cls,
+        atoms: Tensor,  # shape: (n_rows, width, *event_shape)
+        probs: Tensor,  # shape: (n_rows, width)
+        steps: Tensor,  # shape: (n_rows,)
+        n_slots: int,  # the largest number of probabilities in a row that are not negligible
+        dtype: torch.dtype,  # of the atoms
+    ) -> Padded:
+        """From rows with gaps: what is not negligible comes first; nothing waits for the device."""
+        kept = probs > NEGLIGIBLE
+        nth = torch.arange(1, n_slots + 1, device=probs.device).repeat(len(probs), 1)
+        index = torch.searchsorted(kept.cumsum(-1), nth)
+        is_filled = nth <= kept.sum(-1, keepdim=True)
+        index = torch.where(is_filled, index, index[:, :1])
+        every = torch.arange(len(probs), device=probs.device).unsqueeze(-1)
+        return cls(atoms[every, index].to(dtype), torch.where(is_filled, probs[every, index], 0.0), steps)
+
+    def replaced(self, redone: Packed) -> Padded:
+        """All rows, some of them replaced."""
+        every = torch.arange(len(self.steps), device=self.steps.device)
+        is_kept = ~torch.isin(every, redone.ids)
+        row, slot = (is_kept.unsqueeze(-1) & (self.probs > 0)).nonzero(as_tuple=True)
+        kept = Packed(self.atoms[row, slot], self.probs[row, slot], row, every[is_kept], self.steps[is_kept])
+        return Padded.from_packed(Packed.concatenate([kept, redone]))
+
+
+def unpack(atoms: Tensor, row: Tensor, n_rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Packed atoms, (n_atoms, *event_shape), in any order, as (n_rows, n_slots, *event_shape), at least one for each row.
+
+    Returns:
+        These, the first of each row repeated to fill it, the place of each among the packed ones, (n_rows, n_slots), and
+        which are not such repetitions, (n_rows, n_slots).
+    """
+    order = row.argsort(stable=True)
+    segments = Segments.from_row(row[order], n_rows)
+    place = torch.arange(int(segments.lengths.max()) if n_rows else 1, device=row.device)
+    is_filled = place < segments.lengths.unsqueeze(-1)
+    index = order[segments.starts.unsqueeze(-1) + torch.where(is_filled, place, 0)]
+    return atoms[index], index, is_filled

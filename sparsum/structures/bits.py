@@ -1,0 +1,235 @@
+"""Bit vectors: all of them, those with at most so many ones, and those with exactly so many."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from sparsum.structures.abstract import AbstractStructure
+from sparsum.structures.kbest import best_bits, best_counted_bits
+from sparsum.structures.lawler import check_k
+
+
+class AbstractBits(AbstractStructure):
+    """What structures over bits share: scores (*batch, n), and atoms that are their own vectors."""
+
+    n: int
+    symmetric: bool
+
+    @property
+    def score_shape(self) -> tuple[int]:
+        """The shape of the scores of one example."""
+        return (self.n,)
+
+    def check_scores(self, scores: Tensor) -> None:
+        """Raise unless the scores are floats of shape (*batch, n)."""
+        super().check_scores(scores)
+        if scores.shape[-1] != self.n:
+            raise ValueError(f"scores for {self!r} must have shape (*batch, {self.n}), got {tuple(scores.shape)}")
+
+    def kbest(
+        self,
+        scores: Tensor,  # shape: (n_rows, n)
+        k: int,
+    ) -> tuple[Tensor, Tensor]:
+        """The k best atoms of each row, (n_rows, n_best, n), and which are allowed, (n_rows, n_best)."""
+        atoms = self.topk(scores, k)
+        # All are different, so that only those are not allowed that set a bit which is forbidden: no need of their scores.
+        return atoms, ~((atoms != 0) & (scores == -torch.inf).unsqueeze(1)).any(-1)
+
+    def quadratic(
+        self,
+        flat: Tensor,  # shape: (n_rows, n)
+    ) -> tuple[Tensor, Tensor]:
+        r"""The linear term and weights of SparseMAP's objective.
+
+        With ``symmetric`` the vector of z is [z, 1 - z] and its scores are [t, 0], so that up to a constant the objective is
+
+        .. math:: t^\top \mu - \tfrac12 \lVert \mu \rVert^2 - \tfrac12 \lVert 1 - \mu \rVert^2
+            = (t + 1)^\top \mu - \lVert \mu \rVert^2 + \text{const}.
+        """
+        if not self.symmetric:
+            return super().quadratic(flat)
+        return flat + 1, torch.full((self.n,), 2.0, dtype=flat.dtype, device=flat.device)
+
+
+@dataclass(frozen=True)
+class Bits(AbstractBits):
+    """All vectors of ``n`` bits.
+
+    Scores have shape (*batch, n): that of a vector is the sum over the bits that are 1. Atoms are 0/1 in the scores' dtype,
+    of shape (n_atoms, n). A score of -inf forbids a 1; one of 0 leaves both states equally good, and the argmax takes the 0.
+
+    >>> structure = Bits(3)
+    >>> structure.argmax(torch.tensor([0.5, -2.0, 0.1]))
+    tensor([1., 0., 1.])
+    >>> structure.topk(torch.tensor([0.5, -2.0, 0.1]), 3)
+    tensor([[1., 0., 1.],
+            [1., 0., 0.],
+            [0., 0., 1.]])
+
+    Args:
+        n: the number of bits, at least 1.
+        symmetric: whether SparseMAP scores both states of a bit, so that its marginals are the projection of (t + 1) / 2 and
+            a score of 0 means one half; else that of t, where a negative score means 0. The argmax is the same.
+    """
+
+    n: int
+    symmetric: bool = field(default=True, compare=False)  # the assignments are the same
+
+    def __post_init__(self) -> None:
+        _check(self.n, self.symmetric)
+
+    def argmax(
+        self,
+        scores: Tensor,  # shape: (*batch, n)
+    ) -> Tensor:
+        """The bits with positive scores: (*batch, n)."""
+        self.check_scores(scores)
+        return (scores > 0).to(scores.dtype)
+
+    def topk(
+        self,
+        scores: Tensor,  # shape: (*batch, n)
+        k: int,
+    ) -> Tensor:
+        """The best bit vectors, best first: (*batch, min(k, 2**n), n)."""
+        check_k(k)
+        self.check_scores(scores)
+        atoms = best_bits(scores.detach().reshape(-1, self.n), min(k, 2**self.n))
+        return atoms.view(*scores.shape[:-1], *atoms.shape[1:])
+
+    def log_count(self) -> float:
+        """Logarithm of 2**n."""
+        return self.n * math.log(2)
+
+
+@dataclass(frozen=True)
+class Budget(AbstractBits):
+    """The vectors of ``n`` bits of which at most ``most`` are 1.
+
+    Scores and atoms are those of `Bits`.
+
+    >>> Budget(4, most=2).argmax(torch.tensor([0.5, -2.0, 0.1, 0.3]))
+    tensor([1., 0., 0., 1.])
+
+    Args:
+        n: the number of bits, at least 1.
+        most: the largest number of ones, from 0 to n.
+        symmetric: whether SparseMAP scores both states of a bit, as for `Bits`.
+    """
+
+    n: int
+    most: int
+    symmetric: bool = field(default=True, compare=False)  # the assignments are the same
+
+    def __post_init__(self) -> None:
+        _check(self.n, self.symmetric, most=self.most)
+
+    def argmax(
+        self,
+        scores: Tensor,  # shape: (*batch, n)
+    ) -> Tensor:
+        """The bits with positive scores, or the best of them, the first among equals: (*batch, n)."""
+        self.check_scores(scores)
+        return _take_first(scores, self.most) * (scores > 0)
+
+    def topk(
+        self,
+        scores: Tensor,  # shape: (*batch, n)
+        k: int,
+    ) -> Tensor:
+        """The best bit vectors, best first: (*batch, min(k, number of assignments), n)."""
+        check_k(k)
+        best, rows = (tensor.reshape(-1, self.n) for tensor in (self.argmax(scores), scores.detach()))
+        atoms = best_counted_bits(rows, best, self.most, min(k, _n_up_to(self.n, self.most)), exactly=False)
+        return atoms.view(*scores.shape[:-1], *atoms.shape[1:])
+
+    def log_count(self) -> float:
+        r"""Logarithm of :math:`\sum_{i \le most} \binom{n}{i}`."""
+        return math.log(_n_up_to(self.n, self.most))
+
+
+@dataclass(frozen=True)
+class Subset(AbstractBits):
+    """The vectors of ``n`` bits of which exactly ``k`` are 1.
+
+    Scores and atoms are those of `Bits`.
+
+    >>> Subset(4, k=2).argmax(torch.tensor([0.5, -2.0, -0.1, -0.3]))
+    tensor([1., 0., 1., 0.])
+
+    Args:
+        n: the number of bits, at least 1.
+        k: the number of ones, from 0 to n.
+        symmetric: whether SparseMAP scores both states of a bit, as for `Bits`.
+    """
+
+    n: int
+    k: int
+    symmetric: bool = field(default=True, compare=False)  # the assignments are the same
+
+    is_fixed_size = True
+
+    def __post_init__(self) -> None:
+        _check(self.n, self.symmetric, k=self.k)
+
+    def argmax(
+        self,
+        scores: Tensor,  # shape: (*batch, n)
+    ) -> Tensor:
+        """The k bits with the best scores, the first among equals: (*batch, n)."""
+        self.check_scores(scores)
+        return _take_first(scores, self.k)
+
+    def topk(
+        self,
+        scores: Tensor,  # shape: (*batch, n)
+        k: int,
+    ) -> Tensor:
+        """The best bit vectors, best first: (*batch, min(k, number of assignments), n)."""
+        check_k(k)
+        best, rows = (tensor.reshape(-1, self.n) for tensor in (self.argmax(scores), scores.detach()))
+        atoms = best_counted_bits(rows, best, self.k, min(k, math.comb(self.n, self.k)), exactly=True)
+        return atoms.view(*scores.shape[:-1], *atoms.shape[1:])
+
+    def log_count(self) -> float:
+        r"""Logarithm of :math:`\binom{n}{k}`."""
+        return math.log(math.comb(self.n, self.k))
+
+
+def _check(n: int, symmetric: bool, **ones: int) -> None:
+    for name, value in {"n": n, **ones}.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    if n < 1:
+        raise ValueError(f"n must be at least 1, got {n}")
+    for name, value in ones.items():
+        if not 0 <= value <= n:
+            raise ValueError(f"{name} must be from 0 to n = {n}, got {value}")
+    if not isinstance(symmetric, bool):
+        raise TypeError(f"symmetric must be a bool, got {type(symmetric).__name__}")
+
+
+def _take_first(
+    scores: Tensor,  # shape: (*batch, n)
+    k: int,
+) -> Tensor:
+    """1 for the k best scores, the first among equals, else 0: (*batch, n)."""
+    # A stable sort, because topk chooses among equals as it likes.
+    places = scores.detach().sort(dim=-1, descending=True, stable=True).indices[..., :k]
+    return torch.zeros_like(scores, requires_grad=False).scatter(-1, places, 1.0)
+
+
+@lru_cache(maxsize=64)
+def _n_up_to(n: int, most: int) -> int:
+    """The number of subsets of n elements with at most so many."""
+    total = binomial = 1
+    for i in range(most):
+        binomial = binomial * (n - i) // (i + 1)
+        total += binomial
+    return total

@@ -1,0 +1,137 @@
+"""Any set of vectors, written out."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from sparsum.structures.abstract import AbstractStructure
+from sparsum.structures.kbest import smallest
+from sparsum.structures.lawler import check_k
+from sparsum.structures.parts import flatten_parts
+
+
+class Enumerated(AbstractStructure):
+    r"""A set of vectors that is small enough to be written out.
+
+    Scores have the shape of a vector, after the batch; atoms are int64 indices of shape (n_atoms,). A score of -inf forbids
+    all vectors that are not 0 there. Vectors that occur repeatedly count repeatedly.
+
+    >>> structure = Enumerated(torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]]))
+    >>> structure
+    Enumerated(3 vectors of shape (2,))
+    >>> structure.topk(torch.tensor([0.5, -0.1]), 2)
+    tensor([1, 2])
+
+    Args:
+        vectors: the vectors, of shape (count, *event), with at least one dimension after the first; best on the device of
+            the scores, else they are copied at every call.
+    """
+
+    def __init__(
+        self,
+        vectors: Tensor,  # shape: (count, *event)
+    ) -> None:
+        if not isinstance(vectors, Tensor):
+            raise TypeError(f"vectors must be a torch.Tensor, got {type(vectors).__name__}")
+        if not vectors.is_floating_point():
+            raise TypeError(f"vectors must have a floating-point dtype, got {vectors.dtype}; call vectors.float() first")
+        if vectors.ndim < 2:
+            raise ValueError(f"vectors must have shape (count, *event), at least 2 dimensions, got {tuple(vectors.shape)}")
+        if not vectors.numel():
+            raise ValueError(f"vectors must not be empty, got {tuple(vectors.shape)}: without assignments, no distribution")
+        if not vectors.isfinite().all():
+            raise ValueError("vectors must be finite, got an infinite entry or a NaN")
+        self._vectors = vectors.detach().clone()
+        self.score_ndim = vectors.ndim - 1
+        is_binary = bool(((vectors == 0) | (vectors == 1)).all())
+        sizes = vectors.detach().flatten(1).sum(1, dtype=torch.float64)
+        self.is_fixed_size = is_binary and bool((sizes == sizes[0]).all())
+
+    def __repr__(self) -> str:
+        return f"Enumerated({len(self._vectors)} vectors of shape {tuple(self._vectors.shape[1:])})"
+
+    def __len__(self) -> int:
+        """The number of vectors."""
+        return len(self._vectors)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Enumerated):
+            return NotImplemented
+        return torch.equal(self._vectors.double().cpu(), other._vectors.double().cpu())
+
+    def __hash__(self) -> int:
+        return hash((Enumerated, self._vectors.shape))
+
+    @property
+    def score_shape(self) -> tuple[int, ...]:
+        """The shape of the scores of one example."""
+        return tuple(self._vectors.shape[1:])
+
+    def argmax(
+        self,
+        scores: Tensor,  # shape: (*batch, *event)
+    ) -> Tensor:
+        """The index of the best vector, the first among equals: (*batch,)."""
+        return self._all_scores(scores).argmax(-1)
+
+    def topk(
+        self,
+        scores: Tensor,  # shape: (*batch, *event)
+        k: int,
+    ) -> Tensor:
+        """The indices of the best vectors, best first: (*batch, min(k, count))."""
+        check_k(k)
+        return smallest(-self._all_scores(scores), min(k, len(self._vectors))).indices
+
+    def vectors(
+        self,
+        atoms: Tensor,  # shape: (n_atoms,)
+    ) -> Tensor:
+        """The vectors at some indices: (n_atoms, *event)."""
+        return self._vectors.to(atoms.device)[atoms]
+
+    def log_count(self) -> float:
+        """Logarithm of the number of vectors."""
+        return math.log(len(self._vectors))
+
+    def check_scores(self, scores: Tensor) -> None:
+        """Raise unless the scores are floats of shape (*batch, *event)."""
+        super().check_scores(scores)
+        event = tuple(self._vectors.shape[1:])
+        if scores.shape[-len(event) :] != event:
+            wanted = ", ".join(["*batch", *map(str, event)])
+            raise ValueError(f"scores for {self!r} must have shape ({wanted}), got {tuple(scores.shape)}")
+
+    def score(
+        self,
+        scores: Tensor,  # shape: (n_rows, *event)
+        atoms: Tensor,  # shape: (n_atoms,)
+        row: Tensor,  # shape: (n_atoms,)
+    ) -> Tensor:
+        """The score of each atom: -inf where it uses a forbidden part, also one with a negative entry."""
+        vectors, parts = flatten_parts(self.vectors(atoms)), flatten_parts(scores)[row]
+        used = torch.where(parts == -torch.inf, parts, vectors.to(parts.dtype) * parts)
+        return torch.where(vectors == 0, 0.0, used).sum(-1)
+
+    def _all_scores(
+        self,
+        scores: Tensor,  # shape: (*batch, *event)
+    ) -> Tensor:
+        """The scores of all vectors in float64: (*batch, count).
+
+        Added up part by part and not by a matrix product, whose rounding depends on where in the batch a row stands, so
+        that the same scores have the same best vector in any batch.
+        """
+        self.check_scores(scores)
+        flat = scores.detach().flatten(-self.score_ndim).double()
+        vectors = self._vectors.to(flat.device).flatten(1).double()
+        is_forbidden = (flat == -torch.inf).double() @ (vectors != 0).double().T > 0
+        # 0 * inf is NaN: infinite scores are left out, or made very large.
+        finite = flat.nan_to_num(nan=torch.nan, posinf=1e300, neginf=0.0)
+        values = finite.new_zeros(*finite.shape[:-1], len(vectors))
+        for part in range(vectors.shape[-1]):
+            values.addcmul_(finite[..., part, None], vectors[:, part])
+        return values.masked_fill(is_forbidden, -torch.inf)

@@ -1,0 +1,122 @@
+"""One of n categories, several times."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsum.segments import Segments
+from sparsum.structures.abstract import AbstractStructure
+from sparsum.structures.kbest import best_choices
+from sparsum.structures.lawler import check_k
+
+
+@dataclass(frozen=True)
+class Groups(AbstractStructure):
+    """One of ``n_each`` categories in each of ``n_groups`` groups: several categorical latent variables.
+
+    Scores have shape (*batch, n_groups, n_each), atoms are int64 indices of shape (n_atoms, n_groups), and their vectors are
+    one-hot in each group.
+
+    >>> structure = Groups(2, 3)
+    >>> scores = torch.tensor([[0.1, 0.7, 0.2], [1.0, 0.0, 0.6]])
+    >>> structure.argmax(scores)
+    tensor([1, 0])
+    >>> structure.topk(scores, 3)
+    tensor([[1, 0],
+            [1, 2],
+            [2, 0]])
+
+    Args:
+        n_groups: the number of groups, at least 1.
+        n_each: the number of categories in each group, at least 1.
+    """
+
+    n_groups: int
+    n_each: int
+
+    score_ndim = 2
+    is_fixed_size = True
+
+    def __post_init__(self) -> None:
+        for name, value in (("n_groups", self.n_groups), ("n_each", self.n_each)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+
+    @property
+    def score_shape(self) -> tuple[int, int]:
+        """The shape of the scores of one example."""
+        return (self.n_groups, self.n_each)
+
+    def argmax(
+        self,
+        scores: Tensor,  # shape: (*batch, n_groups, n_each)
+    ) -> Tensor:
+        """The best category of each group, the first among equals: (*batch, n_groups)."""
+        self.check_scores(scores)
+        return scores.argmax(-1)
+
+    def topk(
+        self,
+        scores: Tensor,  # shape: (*batch, n_groups, n_each)
+        k: int,
+    ) -> Tensor:
+        """The best combinations, best first: (*batch, min(k, number of assignments), n_groups)."""
+        self.check_scores(scores)
+        check_k(k)
+        rows = scores.detach().reshape(-1, self.n_groups, self.n_each)
+        atoms = best_choices(rows, min(k, self.n_each**self.n_groups))
+        return atoms.reshape(*scores.shape[:-2], *atoms.shape[1:])
+
+    def vectors(
+        self,
+        atoms: Tensor,  # shape: (n_atoms, n_groups)
+    ) -> Tensor:
+        """One-hot vectors: (n_atoms, n_groups, n_each)."""
+        return torch.nn.functional.one_hot(atoms, self.n_each).to(torch.get_default_dtype())
+
+    def log_count(self) -> float:
+        """Logarithm of n_each ** n_groups."""
+        return self.n_groups * math.log(self.n_each)
+
+    def check_scores(self, scores: Tensor) -> None:
+        """Raise unless the scores are floats of shape (*batch, n_groups, n_each)."""
+        super().check_scores(scores)
+        if scores.shape[-2:] != (self.n_groups, self.n_each):
+            wanted = f"(*batch, {self.n_groups}, {self.n_each})"
+            raise ValueError(f"scores for {self!r} must have shape {wanted}, got {tuple(scores.shape)}")
+
+    def score(
+        self,
+        scores: Tensor,  # shape: (n_rows, n_groups, n_each)
+        atoms: Tensor,  # shape: (n_atoms, n_groups)
+        row: Tensor,  # shape: (n_atoms,)
+    ) -> Tensor:
+        """The score of each atom, without its one-hot vector."""
+        if scores.is_cuda:  # the gradient of index_select is summed in any order there, that of indexing is not
+            return scores.reshape(-1)[self._places(atoms, row)].sum(-1)
+        return scores.reshape(-1).index_select(0, self._places(atoms, row).flatten()).view_as(atoms).sum(-1)
+
+    def marginals(
+        self,
+        atoms: Tensor,  # shape: (n_atoms, n_groups)
+        probs: Tensor,  # shape: (n_atoms,)
+        segments: Segments,
+    ) -> Tensor:
+        """The probability of each category, without one-hot vectors: (n_rows, n_groups, n_each)."""
+        if probs.is_cuda:  # index_add sums in any order there
+            return segments.sum(self.vectors(atoms).to(probs.dtype) * probs.view(-1, 1, 1))
+        dense = probs.new_zeros(segments.n_rows * self.n_groups * self.n_each)
+        spread = probs.unsqueeze(-1).expand(-1, self.n_groups).flatten()
+        dense = dense.index_add(0, self._places(atoms, segments.row).flatten(), spread)
+        return dense.view(segments.n_rows, self.n_groups, self.n_each)
+
+    def _places(self, atoms: Tensor, row: Tensor) -> Tensor:
+        """Where the categories of each atom stand in the flattened scores: (n_atoms, n_groups)."""
+        group = row.unsqueeze(-1) * self.n_groups + torch.arange(self.n_groups, device=row.device)
+        return group * self.n_each + atoms

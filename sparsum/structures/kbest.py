@@ -1,0 +1,317 @@
+"""The k best assignments of a batch of rows: exact, and without a loop over rows.
+
+Bits rest on one idea. Sort what may be changed in the best assignment by its cost; call a set of changes *dominated* by
+another when, whatever the costs are, the other is at least as good. A set that k others dominate is not needed among the k
+best. What remains is a fixed table of sets, the same for all rows and short: 16 for k = 10, 473 for k = 100.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from math import comb, inf, nan
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparsum import kernels
+from sparsum.simplex.dispatch import on_device_of
+
+
+class Smallest(NamedTuple):
+    """The smallest entries along the last dimension, in order, and where they are."""
+
+    values: Tensor
+    indices: Tensor
+
+
+def smallest(
+    values: Tensor,  # shape: (*batch, n)
+    k: int,
+) -> Smallest:
+    """The k smallest entries; the same ones for the same row, wherever in a batch it stands."""
+    if values.is_cuda:  # topk there chooses among equals by the shape of the whole batch
+        ordered = values.sort(dim=-1, stable=True)
+        return Smallest(ordered.values[..., :k], ordered.indices[..., :k])
+    return Smallest(*values.topk(k, -1, largest=False))
+
+
+def finite(scores: Tensor) -> Tensor:
+    """Scores in float64 with very large numbers for infinite ones, which can be added up without a NaN."""
+    return scores.double().nan_to_num(nan=nan, posinf=1e300, neginf=-1e300)
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The non-empty sets of positions, sorted by cost, that fewer than k other sets dominate.
+
+    They come in levels, one for each size, smallest first. The sets of a level are those of the level before with one more
+    position at the end, so that their costs take one addition each.
+
+    Args:
+        levels: for each size, the sets of the level before that are extended, and the positions that are added.
+        members: the positions in each set, the last one repeated up to the common length.
+    """
+
+    levels: tuple[tuple[Tensor, Tensor], ...]  # shape: (n_sets_of_this_size,) each, int64
+    members: Tensor  # shape: (n_sets, largest_size), int64
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The number of sets of each size."""
+        return tuple(len(positions) for _, positions in self.levels)
+
+    def costs(
+        self,
+        costs: Tensor,  # shape: (n_rows, width)
+    ) -> list[Tensor]:
+        """The summed costs of all sets, for each size: (n_rows, n_sets_of_this_size)."""
+        sums = [costs.new_zeros(len(costs), 1)]
+        for parents, positions in self.levels:
+            sums.append(sums[-1].index_select(1, parents) + costs.index_select(1, positions))
+        return sums[1:]
+
+
+@lru_cache(maxsize=64)
+def undominated_sets(k: int, width: int, device: torch.device) -> Sets:
+    r"""The table of sets of 1, ..., width that are dominated by fewer than k others.
+
+    S is dominated by T when T has at most as many elements and the i-th largest of T is at most the i-th largest of S, for
+    all i. Count the sets that dominate S, S included, by their largest element v: :math:`h_\emptyset(0) = 1`, and with one
+    more element p above all others in S
+
+    .. math:: h_{S \cup p}(0) = 1, \qquad h_{S \cup p}(v) = \sum_{u < v} h_S(u) \quad (1 \le v \le p).
+
+    The count grows with p and with every element added, so that the search stops as soon as it exceeds k.
+    """
+    level = [(0, [1])]  # the largest element of a set, and the running sums of its h
+    members = torch.zeros(1, 0, dtype=torch.int64)
+    levels, tables = [], []
+    while True:
+        parents, positions, extended = [], [], []
+        for index, (largest, sums) in enumerate(level):
+            if not sums:
+                continue
+            count = 1 + sum(sums[:-1])
+            for position in range(largest + 1, width + 1):
+                count += sums[-1]
+                if count > k:
+                    break
+                parents.append(index)
+                positions.append(position)
+                # One more element at least doubles the count: where that is too much, its h will not be needed.
+                h = [1, *sums, *[sums[-1]] * (position - 1 - largest)] if 2 * count <= k else []
+                extended.append((position, list(accumulate(h))))
+        if not parents:
+            break
+        level = extended
+        new = torch.tensor(positions) - 1
+        members = torch.cat([members[parents], new.unsqueeze(1)], 1)
+        levels.append((torch.tensor(parents, device=device), new.to(device)))
+        tables.append(members)
+    size = len(tables)
+    filled = [torch.cat([table, table[:, -1:].expand(-1, size - table.shape[1])], 1) for table in tables]
+    return Sets(tuple(levels), torch.cat(filled or [members]).to(device))
+
+
+@lru_cache(maxsize=64)
+def _sets_as_bits(k: int, width: int, device: torch.device) -> Tensor:
+    """The same table with the positions of each set as the bits of a number: (n_sets,), int64."""
+    members = undominated_sets(k, width, torch.device("cpu")).members
+    return torch.tensor([sum(1 << position for position in set(row)) for row in members.tolist()], device=device)
+
+
+def best_bits(
+    scores: Tensor,  # shape: (n_rows, n)
+    k: int,
+) -> Tensor:
+    """The k best of all bit vectors, best first, 0/1 in the scores' dtype: (n_rows, k, n).
+
+    Flipping bits of the best vector costs the absolute value of their scores, so that the k - 1 smallest of these are
+    enough: a table of sets, one top-k of the bits, one of the sets.
+    """
+    is_plain = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+    if k > 1 and is_plain and kernels.serve(scores):
+        from sparsum.kernels import best_bits
+
+        if scores.shape[-1] <= best_bits.MOST_BITS and k <= best_bits.MOST_BEST:
+            table = _sets_as_bits(k, min(k - 1, scores.shape[-1]), scores.device)
+            with on_device_of(scores):
+                return best_bits.best(scores, table, k)
+    best = (scores > 0).to(scores.dtype)
+    if k == 1:
+        return best.unsqueeze(1)
+    near = smallest(scores.abs(), min(k - 1, scores.shape[-1]))
+    sets = undominated_sets(k, near.values.shape[-1], scores.device)
+    costs = torch.cat(sets.costs(finite(near.values)), -1)
+    chosen = smallest(costs, k - 1).indices
+    members = sets.members[chosen]  # shape: (n_rows, k - 1, largest_size)
+    return _flip(best, near.indices.gather(1, members.flatten(1)).view_as(members))
+
+
+def _flip(
+    best: Tensor,  # shape: (n_rows, n), 0/1
+    positions: Tensor,  # shape: (n_rows, k - 1, n_flips), a position may be named repeatedly
+) -> Tensor:
+    """The best bits, followed by what they become with some of them flipped: (n_rows, k, n)."""
+    atoms = best.unsqueeze(1).repeat(1, positions.shape[1] + 1, 1)
+    flipped = (1 - best).gather(1, positions.flatten(1)).view_as(positions)
+    atoms[:, 1:].scatter_(2, positions, flipped)
+    return atoms
+
+
+def best_counted_bits(
+    scores: Tensor,  # shape: (n_rows, n)
+    best: Tensor,  # shape: (n_rows, n), the best bits
+    most: int,
+    k: int,
+    *,
+    exactly: bool,
+) -> Tensor:
+    """The k best of the bit vectors with at most (or exactly) so many ones, best first: (n_rows, k, n).
+
+    With the scores sorted, best first, let the best vector take m. Any other drops a set D of these and adds a set A from
+    beyond, A and D of the same size for ``exactly``, else A not larger than D by more than what is left of the budget. With
+    fewer elements in D, or elements closer to m, there still is an A that keeps the result at least as good, and the other
+    way round. So both come from the same table as for all bits, with costs that start at m and run to either side; of the
+    pairs with sizes (d, a), only the i-th best D with the j-th best A for few (i, j) matter.
+    """
+    if k == 1:
+        return best.unsqueeze(1)
+    n = scores.shape[-1]
+    ordered = scores.sort(dim=-1, descending=True, stable=True)
+    m = best.sum(-1, keepdim=True, dtype=torch.int64)  # shape: (n_rows, 1)
+    widths = min(k - 1, most), min(k - 1, n - most if exactly else n)
+    dropped = m - 1 - torch.arange(widths[0], device=scores.device)
+    added = m + torch.arange(widths[1], device=scores.device)
+    sides = []
+    for positions, sign in ((dropped, 1), (added, -1)):
+        inside = positions.clamp(0, n - 1)
+        costs = (sign * finite(ordered.values.gather(1, inside))).masked_fill(positions != inside, inf)
+        sides.append(_Side.of(costs, ordered.indices.gather(1, inside), k))
+    drop, add = sides
+    pairs = _pairs(k, drop.lengths, add.lengths, exactly, scores.device)
+    costs = drop.costs.index_select(1, pairs.left) + add.costs.index_select(1, pairs.right)
+    if not exactly:
+        costs = costs.masked_fill(pairs.growth > most - m, inf)
+    chosen = smallest(costs, k - 1).indices
+    down, up = drop.members(pairs.left[chosen]), add.members(pairs.right[chosen])
+    # An empty set repeats what the other one flips; they are not both empty.
+    down, up = torch.where(down < 0, up[..., :1], down), torch.where(up < 0, down[..., :1], up)
+    return _flip(best, torch.cat([down, up], -1))
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The sets of bits to drop, or to add: those of each size in the order of their costs, the empty set first."""
+
+    costs: Tensor  # shape: (n_rows, n_ranked)
+    order: Tensor  # shape: (n_rows, n_ranked), the place of each in the table of sets, -1 for the empty set
+    lengths: tuple[int, ...]  # how many of the ranked sets there are of each size
+    table: Tensor  # shape: (n_sets, largest_size), positions
+    bits: Tensor  # shape: (n_rows, width), the bit at each position
+
+    @classmethod
+    def of(
+        cls,
+        costs: Tensor,  # shape: (n_rows, width), of single bits
+        bits: Tensor,  # shape: (n_rows, width)
+        k: int,
+    ) -> _Side:
+        sets = undominated_sets(k, costs.shape[1], costs.device)
+        nothing = bits.new_full((len(bits), 1), -1)
+        ranked_costs, order, lengths, start = [torch.zeros_like(nothing, dtype=costs.dtype)], [nothing], [1], 0
+        for size, sums in enumerate(sets.costs(costs), 1):
+            ranked = smallest(sums, min(sums.shape[1], k + 1 - 2**size))
+            ranked_costs.append(ranked.values)
+            order.append(ranked.indices + start)
+            lengths.append(ranked.values.shape[1])
+            start += sums.shape[1]
+        return cls(torch.cat(ranked_costs, 1), torch.cat(order, 1), tuple(lengths), sets.members, bits)
+
+    def members(
+        self,
+        chosen: Tensor,  # shape: (n_rows, k - 1)
+    ) -> Tensor:
+        """The bits in some of the ranked sets of each row, -1 in the empty set: (n_rows, k - 1, largest_size)."""
+        if not len(self.table):
+            return torch.full_like(chosen, -1).unsqueeze(-1)
+        place = self.order.gather(1, chosen)
+        positions = self.table[place.clamp(min=0)]
+        bits = self.bits.gather(1, positions.flatten(1)).view_as(positions)
+        return bits.masked_fill(place.unsqueeze(-1) < 0, -1)
+
+
+class _Pairs(NamedTuple):
+    """Which ranked set of one side to try with which of the other, and by how many bits the result grows."""
+
+    left: Tensor  # shape: (n_pairs,), int64
+    right: Tensor  # shape: (n_pairs,), int64
+    growth: Tensor  # shape: (n_pairs,), int64
+
+
+@lru_cache(maxsize=64)
+def _pairs(k: int, n_left: tuple[int, ...], n_right: tuple[int, ...], same_size: bool, device: torch.device) -> _Pairs:
+    """All pairs that can be among the k best, but for that of two empty sets, given the numbers of sets of each size.
+
+    The i-th best set of a size and the j-th best of another have (i + 1)(j + 1) pairs at least as good, themselves included,
+    counting from 0, and in addition those of smaller sizes that any such pair contains.
+    """
+    left, right, growth = [], [], []
+    starts = [0, *accumulate(n_left)], [0, *accumulate(n_right)]
+    for d in range(len(n_left)):
+        for a in [d] * (d < len(n_right)) if same_size else range(len(n_right)):
+            most = k + 1 - (comb(2 * d, d) if same_size else 2 ** max(d, a))
+            for i, j in _staircase(most, n_left[d], n_right[a]):
+                left.append(starts[0][d] + i)
+                right.append(starts[1][a] + j)
+                growth.append(a - d)
+    tensors = [torch.tensor(column[1:], dtype=torch.int64, device=device) for column in (left, right, growth)]
+    return _Pairs(*tensors)
+
+
+def _staircase(k: int, n_left: int, n_right: int) -> list[tuple[int, int]]:
+    """The pairs (i, j) of ranks that can be among the k best sums of two sorted lists, (0, 0) first."""
+    return [(i, j) for i in range(min(k, n_left)) for j in range(min(k // (i + 1), n_right))]
+
+
+def best_choices(
+    scores: Tensor,  # shape: (n_rows, n_groups, n_each)
+    k: int,
+) -> Tensor:
+    """The k best ways to take one of each group, best first: (n_rows, k, n_groups).
+
+    Neighbouring groups are merged, then pairs of groups and so on, keeping the k best of each.
+    """
+    n_groups, n_each = scores.shape[1:]
+    ordered = scores.sort(dim=-1, descending=True, stable=True)
+    width = min(k, n_each)
+    values = finite(ordered.values[..., :width])
+    costs = values[..., :1] - values  # shape: (n_rows, n_merged, width)
+    choices = ordered.indices[..., :width].unsqueeze(-1)  # shape: (n_rows, n_merged, width, n_groups_each)
+    while costs.shape[1] > 1:
+        if costs.shape[1] % 2:  # a group of one choice, which is cut off in the end
+            costs = torch.cat([costs, torch.full_like(costs[:, :1], inf)], 1)
+            costs[:, -1, 0] = 0
+            choices = torch.cat([choices, torch.zeros_like(choices[:, :1])], 1)
+        left, right = _merges(k, costs.shape[-1], scores.device)
+        sums = costs[:, 0::2].index_select(2, left) + costs[:, 1::2].index_select(2, right)
+        kept = smallest(sums[..., 1:], min(k, sums.shape[-1]) - 1)
+        # The two best stay first, also where others are as good.
+        costs = torch.cat([sums[..., :1], kept.values], -1)
+        index = torch.nn.functional.pad(kept.indices + 1, (1, 0))
+        halves = [
+            half.gather(2, places[index].unsqueeze(-1).expand(-1, -1, -1, half.shape[-1]))
+            for half, places in ((choices[:, 0::2], left), (choices[:, 1::2], right))
+        ]
+        choices = torch.cat(halves, -1)
+    return choices[:, 0, :k, :n_groups]
+
+
+@lru_cache(maxsize=64)
+def _merges(k: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The places in two sorted lists of the same width whose sums can be among the k best, the two first ones first."""
+    left, right = torch.tensor(_staircase(k, width, width), device=device).unbind(1)
+    return left, right

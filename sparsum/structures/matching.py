@@ -1,0 +1,86 @@
+"""Matchings of the rows of a matrix with its columns."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from sparsum.structures.sized import AbstractSized, check_size
+
+
+@dataclass(frozen=True)
+class Matching(AbstractSized):
+    r"""Matchings that give each of ``n`` rows a column of its own among ``m``.
+
+    .. math:: a_z^\top t = \sum_i t_{i, z_i}, \quad z_i \ne z_j \text{ for } i \ne j
+
+    Scores have shape (*batch, n, m). Atoms are int64 columns of shape (n_atoms, n). With n = m these are the permutations.
+
+    >>> structure = Matching(2)
+    >>> structure.argmax(torch.tensor([[3.0, 2.0], [2.0, 0.0]]))
+    tensor([1, 0])
+    >>> structure.vectors(torch.tensor([[1, 0]]))
+    tensor([[[0., 1.],
+             [1., 0.]]])
+
+    The best matching is found by `scipy.optimize.linear_sum_assignment`, for one matrix at a time and on the CPU, wherever
+    the scores are. The k best take about k * n times as long.
+
+    Args:
+        n: the number of rows, at least 1.
+        m: the number of columns, at least n; by default n.
+        lengths: int64 in the shape of the batch: of an example with length l, the first l rows and the first l + m - n
+            columns take part; by default all do. `log_count` counts the matchings of full size.
+
+    Raises:
+        TypeError: if a number is not an int, or lengths is not an int64 tensor.
+        ValueError: if n is less than 1 or m less than n, or lengths are not from 1 to n.
+
+    References:
+        - On implementing 2D rectangular assignment algorithms (Crouse, 2016), https://doi.org/10.1109/TAES.2016.140952
+    """
+
+    n: int
+    m: int | None = None
+
+    def __post_init__(self) -> None:
+        check_size("n", self.n)
+        if self.m is None:
+            object.__setattr__(self, "m", self.n)  # so that Matching(3) is Matching(3, 3)
+        else:
+            check_size("m", self.m, least=self.n)
+        super().__post_init__()
+
+    @property
+    def score_shape(self) -> tuple[int, int]:
+        """(n, m)."""
+        return self.n, self.n if self.m is None else self.m
+
+    def log_count(self) -> float:
+        """Logarithm of m! / (m - n)!."""
+        n, m = self.score_shape
+        return math.lgamma(m + 1) - math.lgamma(m - n + 1)
+
+    def _best(
+        self,
+        rows: Tensor,  # shape: (n_rows, n, m)
+    ) -> Tensor:
+        n, m = self.score_shape
+        lengths = [n] * len(rows) if self.lengths is None else self.lengths.tolist()
+        atoms = torch.zeros(len(rows), n, dtype=torch.int64)
+        for atom, matrix, length in zip(atoms, rows.double().cpu(), lengths, strict=True):
+            atom[:length] = _best_columns(matrix[:length, : length + m - n])
+        return atoms.to(rows.device)
+
+
+def _best_columns(matrix: Tensor) -> Tensor:
+    """The columns of the best matching for one matrix; where none is allowed, those of some matching."""
+    try:
+        _, columns = linear_sum_assignment(matrix.numpy(), maximize=True)
+    except ValueError:  # infeasible; or a NaN, for which there is no best
+        return torch.arange(len(matrix))
+    return torch.from_numpy(columns)

@@ -1,0 +1,208 @@
+"""Sequences of tags."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from sparsum.segments import Segments
+from sparsum.structures.parts import Scores, tensors_of
+from sparsum.structures.sized import AbstractSized, check_size
+
+
+@dataclass(frozen=True)
+class Sequence(AbstractSized):
+    r"""Sequences of ``length`` tags, each one of ``n_tags``, with scores for tags and for neighbouring pairs of tags.
+
+    .. math:: a_z^\top t = \sum_i u_{i, z_i} + \sum_i v_{i, z_i, z_{i+1}}
+
+    Scores are the unary ones u, (*batch, length, n_tags), or the pair (u, v), where the transitions v broadcast to
+    (*batch, length - 1, n_tags, n_tags), and ``v[..., i, a, b]`` scores tag a at i followed by tag b at i + 1. Atoms are
+    int64 of shape (n_atoms, length). Vectors and marginals come in the form of the scores.
+
+    >>> structure = Sequence(3, n_tags=2)
+    >>> unary = torch.tensor([[1.0, 0.0], [0.0, 0.1], [0.0, 0.3]])
+    >>> structure.argmax(unary)
+    tensor([0, 1, 1])
+    >>> stay = torch.eye(2)
+    >>> structure.topk((unary, stay), k=2)
+    tensor([[0, 0, 0],
+            [0, 1, 1]])
+
+    The best sequences are found by the Viterbi algorithm, for all rows at once and on their device.
+
+    Args:
+        length: the number of positions, at least 1.
+        n_tags: the number of tags, at least 1.
+        regularise_transitions: whether SparseMAP's quadratic term covers the transitions too; if not, only the marginals of
+            the tags are unique.
+        lengths: int64 in the shape of the batch, the length of each example; by default all have the full length.
+            `log_count` counts the sequences of full length.
+
+    Raises:
+        TypeError: if a number is not an int, or lengths is not an int64 tensor.
+        ValueError: if a number is less than 1, or lengths are not from 1 to ``length``.
+
+    References:
+        - List Viterbi decoding algorithms with applications (Seshadri & Sundberg, 1994), the parallel algorithm,
+          https://doi.org/10.1109/TCOMM.1994.577040
+    """
+
+    length: int
+    n_tags: int
+    regularise_transitions: bool = field(default=True, compare=False)  # the assignments are the same
+    #: Whether the scores are a pair; `rows` finds out.
+    has_transitions: bool = field(default=False, kw_only=True, repr=False, compare=False)
+
+    has_fewer_choices: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_size("length", self.length)
+        check_size("n_tags", self.n_tags)
+        super().__post_init__()
+
+    @property
+    def score_shape(self) -> tuple[int, int]:
+        """The shape of the unary scores, (length, n_tags)."""
+        return self.length, self.n_tags
+
+    @property
+    def _transition_shape(self) -> tuple[int, int, int]:
+        return self.length - 1, self.n_tags, self.n_tags
+
+    def log_count(self) -> float:
+        """Logarithm of n_tags ** length."""
+        return self.length * math.log(self.n_tags)
+
+    def check_scores(self, scores: Scores) -> None:
+        """Raise unless the scores are unary, or a pair of unary and transition scores."""
+        unary, *others = tensors_of(scores)
+        super().check_scores(unary)
+        if not isinstance(scores, tuple):
+            return
+        if len(others) != 1:
+            raise ValueError(
+                f"scores for {self!r} must be a tensor or a pair (unary, transition), got {len(scores)} tensors"
+            )
+        (transition,) = others
+        if not isinstance(transition, Tensor) or not transition.is_floating_point():
+            kind = transition.dtype if isinstance(transition, Tensor) else type(transition).__name__
+            raise TypeError(f"transition scores must be a floating-point torch.Tensor, got {kind}")
+        wanted = (*unary.shape[:-2], *self._transition_shape)
+        try:
+            transition.expand(wanted)
+        except RuntimeError:
+            seen = f"got {tuple(transition.shape)}"
+            raise ValueError(f"transition scores for {self!r} must broadcast to {wanted}, {seen}") from None
+
+    def rows(
+        self,
+        scores: Scores,  # shape: (*batch, length, n_tags), or a pair with (*batch, length - 1, n_tags, n_tags)
+    ) -> tuple[Self, Scores, torch.Size]:
+        """Check the scores, flatten the batch, and make padding choose tag 0 at a score of 0."""
+        self.check_scores(scores)
+        unary, *others = tensors_of(scores)
+        structure, rows, batch_shape = super().rows(unary)
+        if not others:
+            return structure._with(has_transitions=False), rows, batch_shape
+        transition = others[0].expand(*batch_shape, *self._transition_shape).reshape(len(rows), *self._transition_shape)
+        if structure.lengths is not None:
+            is_padding = structure._is_padding(len(rows))[:, 1:, None, None]
+            transition = torch.where(is_padding, 0.0, transition)
+        return structure._with(has_transitions=True), (rows, transition), batch_shape
+
+    def _best(self, rows: Scores) -> Tensor:
+        return self._best_k(rows, 1)[:, 0] if self.has_transitions else rows.argmax(-1)
+
+    def _best_k(self, rows: Scores, k: int) -> Tensor:
+        """Viterbi with the k best ways to each tag; without transitions, the ways to all tags are the same."""
+        unary, *others = (tensor.double() for tensor in tensors_of(rows))
+        transition = others[0] if others else unary.new_zeros(1, self.length - 1, 1, 1)
+        best = unary[:, 0].unsqueeze(-1)  # shape: (n_rows, n_tags, n_ways), the scores of the best ways to each tag
+        n_ways, pointers = [1], []
+        for i in range(1, self.length):
+            step = transition[:, i - 1].unsqueeze(2)  # shape: (n_rows, n_tags, 1, n_tags or 1)
+            value, way = _first_k((best.unsqueeze(-1) + step).flatten(1, 2), k)
+            best = value.transpose(1, 2) + unary[:, i].unsqueeze(-1)
+            pointers.append(way.transpose(1, 2).expand(best.shape).flatten(1))
+            n_ways.append(best.shape[-1])
+        _, state = _first_k(best.flatten(1), k)  # shape: (n_rows, n_best), tag * n_ways + way
+        tags = [state // n_ways.pop()]
+        while pointers:
+            state = pointers.pop().gather(1, state)
+            tags.append(state // n_ways.pop())
+        return torch.stack(tags[::-1], -1)
+
+    def quadratic(
+        self,
+        flat: Tensor,  # shape: (n_rows, n_parts)
+    ) -> tuple[Tensor, Tensor]:
+        """The scores, and weights of 1, or of 0 for transitions that are not to be regularised."""
+        linear, weights = super().quadratic(flat)
+        if not self.regularise_transitions:
+            weights[self.length * self.n_tags :] = 0
+        return linear, weights
+
+    def vectors(
+        self,
+        atoms: Tensor,  # shape: (n_atoms, length)
+    ) -> Scores:
+        """One-hot tags, (n_atoms, length, n_tags), and if the scores have them, transitions; zeros for padding."""
+        unary = super().vectors(atoms)
+        if not self.has_transitions:
+            return unary
+        # A padded position has neither tag nor transition.
+        return unary, unary[:, :-1].unsqueeze(-1) * unary[:, 1:].unsqueeze(-2)
+
+    def score(
+        self,
+        scores: Scores,  # shape: (n_rows, length, n_tags), or a pair with (n_rows, length - 1, n_tags, n_tags)
+        atoms: Tensor,  # shape: (n_atoms, length)
+        row: Tensor,  # shape: (n_atoms,)
+    ) -> Tensor:
+        """The score of each atom, without its one-hot vectors: (n_atoms,)."""
+        unary, *others = tensors_of(scores)
+        total = super().score(unary, atoms, row)
+        for transition in others:
+            terms = transition.reshape(-1)[self._transitions(atoms, row)]
+            if self.lengths is not None:
+                terms = torch.where(self.select(row)._is_padding(len(atoms))[:, 1:], 0.0, terms)
+            total = total + terms.sum(-1)
+        return total
+
+    def marginals(
+        self,
+        atoms: Tensor,  # shape: (n_atoms, length)
+        probs: Tensor,  # shape: (n_atoms,)
+        segments: Segments,
+    ) -> Scores:
+        """The probability of each tag and, if the scores have them, of each transition."""
+        unary = super().marginals(atoms, probs, segments)
+        if not self.has_transitions:
+            return unary
+        mass = probs.unsqueeze(-1).expand(len(atoms), self.length - 1)
+        if self.lengths is not None:
+            mass = torch.where(self.select(segments.row)._is_padding(len(atoms))[:, 1:], 0.0, mass)
+        dense = probs.new_zeros(segments.n_rows, *self._transition_shape)
+        flat = dense.reshape(-1).index_put((self._transitions(atoms, segments.row),), mass, accumulate=True)
+        return unary, flat.view(dense.shape)
+
+    def _transitions(self, atoms: Tensor, row: Tensor) -> Tensor:
+        """Where the transitions of atoms stand in flattened scores: (n_atoms, length - 1)."""
+        position = row.unsqueeze(-1) * (self.length - 1) + torch.arange(self.length - 1, device=atoms.device)
+        return (position * self.n_tags + atoms[:, :-1]) * self.n_tags + atoms[:, 1:]
+
+
+def _first_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest along dimension 1, or all if there are fewer, and where they are: two of shape (n_rows, <=k, ...)."""
+    if k == 1:
+        return values.max(1, keepdim=True)
+    if not values.is_cuda:
+        return values.topk(min(k, values.shape[1]), 1)
+    # On a GPU, which of several equals topk returns may depend on the size of the batch; a stable sort does not.
+    value, index = values.sort(dim=1, descending=True, stable=True)
+    return value[:, :k], index[:, :k]

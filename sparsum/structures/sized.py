@@ -1,0 +1,193 @@
+"""What sequences, trees and matchings share: one choice at each position, and examples of different sizes."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from sparsum.segments import Segments
+from sparsum.structures.abstract import AbstractStructure
+from sparsum.structures.lawler import check_k, kbest
+from sparsum.structures.parts import Scores
+
+
+@dataclass(frozen=True)
+class AbstractSized(AbstractStructure):
+    """One of several choices at each position, and perhaps fewer positions for some examples.
+
+    Positions from an example's length on are padding: their choice is 0, and whatever their scores are, they add nothing to
+    the score of an assignment and nothing to the vectors and marginals. In the scores that `rows` gives, padding has a
+    score of 0 for choice 0 and -inf for others.
+
+    The vectors of atoms depend on the row then: `vectors` takes one atom for each row of the structure, so that packed atoms
+    have the vectors ``structure.select(row).vectors(atoms)``.
+    """
+
+    lengths: Tensor | None = field(default=None, kw_only=True, repr=False, compare=False)  # shape: batch_shape, int64
+
+    score_ndim = 2
+    is_fixed_size = True
+    #: Whether an example with fewer positions has as many choices fewer.
+    has_fewer_choices: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def score_shape(self) -> tuple[int, int]:
+        """The numbers of positions and of choices."""
+
+    @abstractmethod
+    def _best(
+        self,
+        rows: Scores,  # shape: (n_rows, n_positions, n_choices)
+    ) -> Tensor:
+        """The best atom of each row: (n_rows, n_positions)."""
+
+    def __post_init__(self) -> None:
+        if self.lengths is None:
+            return
+        if not isinstance(self.lengths, Tensor) or self.lengths.dtype != torch.int64:
+            kind = self.lengths.dtype if isinstance(self.lengths, Tensor) else type(self.lengths).__name__
+            raise TypeError(f"lengths must be an int64 tensor, got {kind}")
+        most, is_wrong = self.score_shape[0], (self.lengths < 1) | (self.lengths > self.score_shape[0])
+        if bool(is_wrong.any()):
+            raise ValueError(f"lengths must be from 1 to {most}, got {self.lengths[is_wrong][:5].tolist()}")
+
+    def argmax(
+        self,
+        scores: Scores,  # shape: (*batch, n_positions, n_choices)
+    ) -> Tensor:
+        """The best assignment, one with a score of -inf where none is allowed: (*batch, n_positions)."""
+        structure, rows, batch_shape = self.rows(scores)
+        with torch.no_grad():
+            return structure._best(rows).reshape(*batch_shape, self.score_shape[0])
+
+    def topk(
+        self,
+        scores: Scores,  # shape: (*batch, n_positions, n_choices)
+        k: int,
+    ) -> Tensor:
+        """The k best assignments, best first: (*batch, min(k, number of assignments), n_positions).
+
+        Where fewer are allowed, atoms with a score of -inf fill the rest; an example with too few assignments because of
+        its length may also repeat its last atom: `kbest` tells.
+        """
+        check_k(k)
+        structure, rows, batch_shape = self.rows(scores)
+        with torch.no_grad():
+            atoms = structure._best_k(rows, k)
+        return atoms.reshape(*batch_shape, *atoms.shape[1:])
+
+    def _best_k(self, rows: Scores, k: int) -> Tensor:
+        """The k best atoms of each row: (n_rows, n_best, n_positions)."""
+        return kbest(self, rows, k, group_size=self.score_shape[1])
+
+    def vectors(
+        self,
+        atoms: Tensor,  # shape: (n_atoms, n_positions)
+    ) -> Scores:
+        """One-hot choices, and zeros for padding: (n_atoms, n_positions, n_choices)."""
+        vectors = torch.zeros(*atoms.shape, self.score_shape[1], device=atoms.device)
+        ones = torch.ones(*atoms.shape, 1, device=atoms.device)
+        if self.lengths is not None:
+            ones = ones.masked_fill(self._is_padding(len(atoms)).unsqueeze(-1), 0.0)
+        return vectors.scatter_(-1, atoms.unsqueeze(-1), ones)
+
+    def check_scores(self, scores: Scores) -> None:
+        """Raise unless the scores have shape (*batch, n_positions, n_choices), and lengths that of the batch."""
+        super().check_scores(scores)
+        if scores.shape[-2:] != self.score_shape:
+            wanted = ", ".join(map(str, self.score_shape))
+            raise ValueError(f"scores for {self!r} must have shape (*batch, {wanted}), got {tuple(scores.shape)}")
+        if self.lengths is not None and self.lengths.shape != scores.shape[:-2]:
+            seen = f"got {tuple(self.lengths.shape)} for scores of shape {tuple(scores.shape)}"
+            raise ValueError(f"lengths must have the shape of the batch, {tuple(scores.shape[:-2])}, {seen}")
+
+    def rows(
+        self,
+        scores: Scores,  # shape: (*batch, n_positions, n_choices)
+    ) -> tuple[Self, Scores, torch.Size]:
+        """Check the scores, flatten the batch, and make padding choose 0 at a score of 0."""
+        self.check_scores(scores)
+        flat, batch_shape = scores.reshape(-1, *self.score_shape), scores.shape[:-2]
+        if self.lengths is None:
+            return self, flat, batch_shape
+        lengths = self.lengths.reshape(-1).to(scores.device)
+        structure = self._with(lengths=lengths)
+        choice = torch.arange(self.score_shape[1], device=scores.device)
+        if self.has_fewer_choices:
+            n_choices = lengths + (self.score_shape[1] - self.score_shape[0])
+            flat = torch.where(choice < n_choices[:, None, None], flat, -torch.inf)
+        forced = torch.where(choice == 0, 0.0, -torch.inf).to(flat.dtype)
+        return structure, torch.where(structure._is_padding(len(flat)).unsqueeze(-1), forced, flat), batch_shape
+
+    def select(
+        self,
+        index: Tensor,  # shape: (n,), int64
+    ) -> Self:
+        """The structure for some of its rows."""
+        return self if self.lengths is None else self._with(lengths=self.lengths[index])
+
+    def score(
+        self,
+        scores: Scores,  # shape: (n_rows, n_positions, n_choices)
+        atoms: Tensor,  # shape: (n_atoms, n_positions)
+        row: Tensor,  # shape: (n_atoms,)
+    ) -> Tensor:
+        """The score of each atom, without its one-hot vectors: (n_atoms,)."""
+        terms: Tensor = scores.reshape(-1)[self._parts(atoms, row)]
+        if self.lengths is not None:
+            forced = torch.where(atoms == 0, 0.0, -torch.inf).to(terms.dtype)
+            terms = torch.where(self.select(row)._is_padding(len(atoms)), forced, terms)
+        return terms.sum(-1)
+
+    def marginals(
+        self,
+        atoms: Tensor,  # shape: (n_atoms, n_positions)
+        probs: Tensor,  # shape: (n_atoms,)
+        segments: Segments,
+    ) -> Scores:
+        """The probability of each choice, without one-hot vectors: (n_rows, n_positions, n_choices)."""
+        dense = probs.new_zeros(segments.n_rows, *self.score_shape)
+        mass = probs.unsqueeze(-1).expand(atoms.shape)
+        if self.lengths is not None:
+            mass = torch.where(self.select(segments.row)._is_padding(len(atoms)), 0.0, mass)
+        # accumulate=True sorts on a GPU, and so is deterministic
+        flat = dense.reshape(-1).index_put((self._parts(atoms, segments.row),), mass, accumulate=True)
+        return flat.view(dense.shape)
+
+    def _parts(self, atoms: Tensor, row: Tensor) -> Tensor:
+        """Where the choices of atoms stand in flattened scores: (n_atoms, n_positions)."""
+        n_positions, n_choices = self.score_shape
+        position = torch.arange(n_positions, device=atoms.device)
+        return (row.unsqueeze(-1) * n_positions + position) * n_choices + atoms
+
+    def _is_padding(self, n: int) -> Tensor:
+        """Which positions of n rows are padding: (n, n_positions)."""
+        assert self.lengths is not None
+        if self.lengths.shape not in {(n,), (1,)}:
+            seen = f"{n} rows or atoms, and lengths of shape {tuple(self.lengths.shape)}"
+            raise ValueError(
+                f"a structure with lengths needs one for each row, got {seen}; select(row) gives those of atoms"
+            )
+        position = torch.arange(self.score_shape[0], device=self.lengths.device)
+        return (position >= self.lengths.unsqueeze(-1)).expand(n, -1)
+
+    def _with(self, **changes: object) -> Self:
+        """The same with other fields, without the checks of `dataclasses.replace`, which would wait for the device."""
+        changed = copy.copy(self)
+        for name, value in changes.items():
+            object.__setattr__(changed, name, value)
+        return changed
+
+
+def check_size(name: str, value: int, least: int = 1) -> None:
+    """Raise unless a number is an int and large enough."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")

@@ -1,0 +1,145 @@
+"""Dependency trees."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsum.structures.sized import AbstractSized, check_size
+
+
+@dataclass(frozen=True)
+class Tree(AbstractSized):
+    r"""Non-projective dependency trees: each of ``n`` words modifies another or the root, without cycles.
+
+    .. math:: a_z^\top t = \sum_m t_{m, z_m}, \quad z_m \text{ the head of } m, \text{ or } m \text{ itself for the root}
+
+    Scores have shape (*batch, n, n), with modifiers in rows, heads in columns, and the root on the diagonal. Atoms are int64
+    heads of shape (n_atoms, n); a word that is attached to the root is its own head.
+
+    >>> scores = torch.tensor([[0.0, 2.0, 0.0], [3.0, 1.5, 0.0], [0.0, 0.5, 0.0]])
+    >>> Tree(3).argmax(scores)  # the best heads of words 0 and 1 are each other: a cycle, so word 1 takes the root
+    tensor([1, 1, 1])
+    >>> Tree(3, single_root=True).topk(scores, k=2)
+    tensor([[1, 1, 1],
+            [0, 0, 1]])
+
+    The best tree is found by the algorithm of Chu, Liu and Edmonds, for one matrix at a time and on the CPU, wherever the
+    scores are: at 10 words in about a tenth of a millisecond. The k best take about k * n times as long.
+
+    Args:
+        n: the number of words, at least 1.
+        single_root: whether exactly one word is attached to the root, instead of at least one.
+        lengths: int64 in the shape of the batch, the number of words of each example; by default all have n. `log_count`
+            counts the trees over n words.
+
+    Raises:
+        TypeError: if n is not an int, or lengths is not an int64 tensor.
+        ValueError: if n is less than 1, or lengths are not from 1 to n.
+
+    References:
+        - Non-projective dependency parsing using spanning tree algorithms (McDonald, Pereira, Ribarov & Hajič, 2005),
+          section 2.2.1, https://aclanthology.org/H05-1066
+        - Please mind the root: decoding arborescences for dependency parsing (Zmigrod, Vieira & Cotterell, 2020), on the
+          single root, https://arxiv.org/abs/2010.02550
+    """
+
+    n: int
+    single_root: bool = False
+
+    def __post_init__(self) -> None:
+        check_size("n", self.n)
+        super().__post_init__()
+
+    @property
+    def score_shape(self) -> tuple[int, int]:
+        """(n, n)."""
+        return self.n, self.n
+
+    def log_count(self) -> float:
+        """Logarithm of (n + 1) ** (n - 1), or of n ** (n - 1) with a single root: Cayley's formula."""
+        return (self.n - 1) * math.log(self.n if self.single_root else self.n + 1)
+
+    def _best(
+        self,
+        rows: Tensor,  # shape: (n_rows, n, n)
+    ) -> Tensor:
+        lengths = [self.n] * len(rows) if self.lengths is None else self.lengths.tolist()
+        atoms = []
+        for matrix, length in zip(rows.double().tolist(), lengths, strict=True):
+            heads = _best_heads([scores[:length] for scores in matrix[:length]], single_root=self.single_root)
+            atoms.append(heads + [0] * (self.n - length))
+        return torch.tensor(atoms, dtype=torch.int64, device=rows.device).reshape(len(rows), self.n)
+
+
+def _best_heads(scores: list[list[float]], *, single_root: bool) -> list[int]:
+    """The heads of the best tree for one matrix; where no tree is allowed, those of some tree."""
+    root = [scores[m][m] for m in range(len(scores))]
+    edges = [[*row[:m], -math.inf, *row[m + 1 :]] for m, row in enumerate(scores)]
+    heads = _arborescence(edges, root, single_root=single_root)
+    if heads is not None and not (single_root and sum(head == m for m, head in enumerate(heads)) > 1):
+        return heads
+    return [max(m - 1, 0) for m in range(len(scores))]
+
+
+def _arborescence(edges: list[list[float]], root: list[float], *, single_root: bool) -> list[int] | None:
+    """The best arborescence, None if there is none.
+
+    With a single root, edges to the root are taken where nothing else is left, as if they cost more than all others can
+    gain; that gives the fewest possible. No such cost is added, so that nothing is lost to rounding.
+    """
+    heads, values = [], []
+    for m, row in enumerate(edges):
+        value, head = max(row), -1
+        if (value == -math.inf) if single_root else (root[m] >= value):
+            value, head = root[m], m
+        if value == -math.inf:
+            return None
+        heads.append(row.index(value) if head < 0 else head)
+        values.append(value)
+    cycle = _cycle(heads)
+    if not cycle:
+        return heads
+    # Contract the cycle to one node, the last. To enter it at v is to give up the edge of the cycle to v.
+    inside = set(cycle)
+    outside = [m for m in range(len(edges)) if m not in inside]
+    leave = [_first_best(cycle, [edges[m][v] for v in cycle]) for m in outside]
+    enter = [_first_best(cycle, [edges[v][h] - values[v] for v in cycle]) for h in outside]
+    from_root = _first_best(cycle, [root[v] - values[v] for v in cycle])
+    smaller = [[*(edges[m][h] for h in outside), edges[m][v]] for m, v in zip(outside, leave, strict=True)]
+    smaller.append([*(edges[v][h] - values[v] for h, v in zip(outside, enter, strict=True)), -math.inf])
+    smaller_root = [*(root[m] for m in outside), root[from_root] - values[from_root]]
+    found = _arborescence(smaller, smaller_root, single_root=single_root)
+    if found is None:
+        return None
+    for i, m in enumerate(outside):
+        heads[m] = m if found[i] == i else leave[i] if found[i] == len(outside) else outside[found[i]]
+    if found[-1] == len(outside):
+        heads[from_root] = from_root
+    else:
+        heads[enter[found[-1]]] = outside[found[-1]]
+    return heads
+
+
+def _first_best(nodes: list[int], values: list[float]) -> int:
+    """The node with the largest value, the first among equals."""
+    return nodes[values.index(max(values))]
+
+
+def _cycle(heads: list[int]) -> list[int]:
+    """The nodes of some cycle, empty if there is none; a node that is its own head is a root."""
+    seen: dict[int, int] = {}  # node to the walk that first came by
+    for start in range(len(heads)):
+        node = start
+        while node not in seen:
+            seen[node] = start
+            node = heads[node]
+        if seen[node] == start and heads[node] != node:
+            cycle = [node]
+            while heads[cycle[-1]] != node:
+                cycle.append(heads[cycle[-1]])
+            return cycle
+    return []

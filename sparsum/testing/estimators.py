@@ -1,0 +1,297 @@
+"""An estimator against the exact sum over all assignments."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsum.estimators import AbstractEstimator, Estimate
+from sparsum.estimators.problem import Loss
+from sparsum.structures import AbstractStructure, Bits, Groups, OneOf
+from sparsum.structures import Sequence as Tags
+from sparsum.structures.parts import Scores, flatten_parts, tensors_of, unflatten_parts
+from sparsum.testing.report import Report
+
+#: The number of features of the context that `check_estimator` gives.
+CONTEXT_SIZE = 2
+
+#: Means over draws may be this many standard errors off: once in a million for one number.
+_LIMIT = 5.0
+_N_WARM = 20
+
+
+@dataclass(frozen=True)
+class _Toy:
+    """A small problem: the same scores in every row, and a loss with its own weights for every row."""
+
+    structure: AbstractStructure
+    flat: Tensor  # shape: (n_parts,)
+    form: Scores  # scores of one row
+    weights: Tensor  # shape: (3, n_parts)
+
+    @classmethod
+    def draw(cls, structure: AbstractStructure, generator: torch.Generator, device: torch.device) -> _Toy:
+        form: Scores = torch.zeros(1, *structure.score_shape, dtype=torch.float64, device=device)
+        if isinstance(structure, Tags):
+            form = (form, form.new_zeros(1, structure.length - 1, structure.n_tags, structure.n_tags))
+        flat = flatten_parts(form)[0]
+        n_first = tensors_of(form)[0][0].numel()
+        return cls(
+            structure,
+            torch.randn(flat.shape, dtype=torch.float64, generator=generator).to(device),
+            form,
+            torch.randn(3, n_first, dtype=torch.float64, generator=generator).to(device),
+        )
+
+    def leaves(self, n: int) -> tuple[Tensor, Tensor]:
+        """Scores and weights of n rows, to be differentiated: (n, n_parts) and (n, 3, n_parts)."""
+        flat, weights = self.flat.expand(n, -1).clone(), self.weights.expand(n, -1, -1).clone()
+        return flat.requires_grad_(), weights.requires_grad_()
+
+    def scores(self, flat: Tensor, batch_shape: Sequence[int] | None = None) -> Scores:
+        """Scores in the form that the structure takes."""
+        rows = unflatten_parts(flat, like=self.form)
+        shape = [len(flat)] if batch_shape is None else batch_shape
+        shaped = tuple(tensor.reshape(*shape, *tensor.shape[1:]) for tensor in tensors_of(rows))
+        return shaped if isinstance(rows, tuple) else shaped[0]
+
+    def loss(self, weights: Tensor) -> Loss:
+        """A loss of atoms or vectors that is neither linear nor quadratic, and that is not 0 on average."""
+        structure, _, _ = self.structure.rows(self.form)
+
+        def loss(z: Tensor, row: Tensor) -> Tensor:
+            is_vector = z.is_floating_point() and tuple(z.shape[1:]) == tuple(self.structure.score_shape)
+            vectors = z if is_vector else tensors_of(structure.vectors(z))[0]
+            linear, squared, bent = (vectors.double().flatten(1).unsqueeze(1) * weights[row]).sum(-1).unbind(1)
+            return 1 + linear + squared.square() + 2 * torch.tanh(2 * bent)
+
+        return loss
+
+    def members(self) -> Tensor:
+        """All assignments: (count, *event_shape)."""
+        return self.structure.topk(self.form, round(math.exp(self.structure.log_count())))[0]
+
+
+def check_estimator(
+    estimator: AbstractEstimator | Callable[[AbstractStructure], AbstractEstimator],
+    *,
+    structures: Sequence[AbstractStructure] = (OneOf(3), Bits(3), Groups(2, 3), Tags(3, 2)),
+    draws: int = 20_000,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+) -> Report:
+    """Check an estimator on small problems against the sum over all assignments.
+
+    It checks shapes and the surrogate's value; that ``calls`` counts what the loss saw, as many as `n_calls` declares;
+    that what is subtracted from a loss depends neither on its own sample nor on other rows; that the mean gradient, in
+    the scores and in the weights of the loss, and the mean value are those of the exact sum
+    under the returned distribution, within standard errors, if the estimator declares to be unbiased, and that they are
+    not if it declares a bias; that state changes in training alone and survives a ``state_dict``; that the same generator
+    gives the same result; that it works without gradients; that a NaN is reported; and that structures it does not take
+    are refused.
+
+    >>> import sparsum as sp
+    >>> report = check_estimator(sp.estimators.LeaveOneOut(2), draws=1000)
+    >>> report.counts["unbiased"]
+    16
+
+    Args:
+        estimator: one that takes all of the structures, or a function that makes one for a structure. The context has
+            `CONTEXT_SIZE` features. What is given is left as it is.
+        structures: small ones.
+        draws: how many draws the means are taken over.
+        seed: of the problems and draws.
+        device: where the scores are, and the estimator is moved to.
+
+    Returns:
+        How many checks of each kind were made.
+
+    Raises:
+        AssertionError: at the first check that fails, with what was seen and what was expected.
+    """
+    report, generator = Report(), torch.Generator().manual_seed(seed)
+    shows_bias = []
+    for structure in structures:
+        toy = _Toy.draw(structure, generator, torch.device(device))
+        made = copy.deepcopy(estimator) if isinstance(estimator, AbstractEstimator) else estimator(structure)
+        made.to(device).train()
+        if not isinstance(structure, made.structures):
+            _check_refusal(report, made, toy)
+            continue
+        _check_state(report, made, toy, seed)
+        made.eval()
+        _check_form(report, made, toy, seed)
+        distance = _check_mean(report, made, toy, draws, seed)
+        shows_bias.append(distance > _LIMIT)
+    if not report.counts.get("form"):
+        raise ValueError(f"the estimator takes none of the structures {structures}")
+    if not made.is_unbiased:
+        report.check("biased", any(shows_bias), "declared to be biased, but no bias shows: declare is_unbiased = True")
+    return report
+
+
+def _run(
+    made: AbstractEstimator, toy: _Toy, flat: Tensor, loss: Loss, seed: int, shape: Sequence[int] | None = None
+) -> Estimate:
+    """One call for as many rows as there are."""
+    shape = [len(flat)] if shape is None else shape
+    context = torch.linspace(-1, 1, CONTEXT_SIZE, device=flat.device).expand(*shape, CONTEXT_SIZE)
+    generator = torch.Generator(flat.device).manual_seed(seed)
+    return made(toy.scores(flat, shape), toy.structure, loss, context=context, generator=generator)
+
+
+def _gradients(made: AbstractEstimator, toy: _Toy, n: int, seed: int) -> tuple[Estimate, Tensor]:
+    """An estimate for n rows, and the gradient of each in scores and weights: (n, n_numbers)."""
+    flat, weights = toy.leaves(n)
+    estimate = _run(made, toy, flat, toy.loss(weights), seed)
+    found = torch.autograd.grad(estimate.surrogate.sum(), (flat, weights), materialize_grads=True)
+    return estimate, torch.cat([tensor.flatten(1) for tensor in found], 1)
+
+
+def _check_refusal(report: Report, made: AbstractEstimator, toy: _Toy) -> None:
+    flat, weights = toy.leaves(1)
+    try:
+        _run(made, toy, flat, toy.loss(weights), 0)
+    except TypeError:
+        report.check("refusal", True, "")
+    else:
+        report.check("refusal", False, f"{toy.structure!r} is not among its structures, but it takes it")
+
+
+def _check_state(report: Report, made: AbstractEstimator, toy: _Toy, seed: int) -> None:
+    """Train a little; then state comes back from a state_dict, and does not change in evaluation."""
+    fresh = copy.deepcopy(made)
+    parameters = [parameter for parameter in made.parameters() if parameter.requires_grad]
+    optimiser = torch.optim.Adam(parameters, lr=1e-3) if parameters else None
+    for step in range(_N_WARM):
+        flat, weights = toy.leaves(16)
+        _run(made, toy, flat, toy.loss(weights), seed + step).surrogate.mean().backward()
+        if optimiser is not None:
+            optimiser.step()
+            optimiser.zero_grad()
+    made.eval()
+    before = copy.deepcopy(made.state_dict())
+    first, gradient = _gradients(made, toy, 16, seed)
+    _, again = _gradients(made, toy, 16, seed)
+    report.check("generator", torch.equal(gradient, again), "the same generator gave another gradient")
+    is_same = all(torch.equal(value, before[name]) for name, value in made.state_dict().items())
+    report.check("state", is_same, "evaluation changed the state")
+    fresh.load_state_dict(before)
+    fresh.eval()
+    restored, gradient_restored = _gradients(fresh, toy, 16, seed)
+    is_same = torch.equal(restored.value, first.value) and torch.equal(gradient_restored, gradient)
+    report.check("state", is_same, "after load_state_dict the result is another one")
+
+
+def _check_form(report: Report, made: AbstractEstimator, toy: _Toy, seed: int) -> None:
+    """Shapes, values and counted calls, for batches of several shapes, and the report of a NaN."""
+    for shape in ((2, 3), (), (4,), (0,)):
+        n = math.prod(shape)
+        flat, weights = toy.leaves(n)
+        seen = torch.zeros(n, dtype=torch.int64, device=flat.device)
+        loss = toy.loss(weights)
+
+        def counting(z: Tensor, row: Tensor, seen: Tensor = seen, loss: Loss = loss) -> Tensor:
+            seen.index_add_(0, row, torch.ones_like(row))
+            return loss(z, row)
+
+        estimate = _run(made, toy, flat, counting, seed, shape)
+        for name in ("surrogate", "value", "calls"):
+            got = tuple(getattr(estimate, name).shape)
+            report.check("form", got == shape, f"{name} must have the batch's shape {shape}, got {got}")
+        got = tuple(estimate.distribution.batch_shape)
+        report.check("form", got == shape, f"the distribution must have the batch's shape {shape}, got {got}")
+        report.check("form", not estimate.value.requires_grad, "value must have no gradient")
+        report.check("form", torch.equal(estimate.surrogate, estimate.value), "the surrogate's value must be value")
+        calls = estimate.calls.reshape(-1)
+        report.check("calls", torch.equal(calls, seen), f"calls say {calls.tolist()}, the loss saw {seen.tolist()}")
+        declared = made.n_calls(toy.structure)
+        is_right = declared is None or bool((calls == declared).all())
+        report.check("calls", is_right, f"n_calls declares {declared}, the loss saw {seen.tolist()}")
+    with torch.no_grad():
+        flat, weights = toy.leaves(2)
+        without = _run(made, toy, flat, toy.loss(weights), seed).value
+    with_gradient, _ = _gradients(made, toy, 2, seed)
+    report.check("form", torch.equal(without, with_gradient.value), "without gradients the value is another one")
+    _check_nan(report, made, toy)
+
+
+def _check_nan(report: Report, made: AbstractEstimator, toy: _Toy) -> None:
+    flat, weights = (tensor.detach() for tensor in toy.leaves(3))
+    flat[1, 0] = torch.nan
+    try:
+        _run(made, toy, flat, toy.loss(weights), 0)
+    except ValueError as error:
+        report.check("nan", "row 1" in str(error), f"a NaN in row 1 is reported without its row: {error}")
+    else:
+        report.check("nan", False, "a NaN in the scores is not reported")
+
+
+def _check_mean(report: Report, made: AbstractEstimator, toy: _Toy, draws: int, seed: int) -> float:
+    """The mean value and gradient; returns how many standard errors the gradient is off, at most."""
+    flat, weights = toy.leaves(1)
+    members = toy.members()
+    row = torch.zeros(len(members), dtype=torch.int64, device=members.device)
+    q = _run(made, toy, flat, toy.loss(weights), seed).distribution
+    probs = q.log_prob_of(members, row).exp()  # type: ignore[attr-defined]
+    exact = (probs * toy.loss(weights)(members, row)).sum()
+    found = torch.autograd.grad(exact, (flat, weights))
+    wanted = torch.cat([tensor.flatten(1) for tensor in found], 1)
+    estimate, gradients = _gradients(made, toy, draws if _is_random(made, toy, seed) else 2, seed)
+    error = _standard_errors(gradients, wanted)
+    if made.is_unbiased:
+        _check_baseline(report, made, toy, seed)
+        for i, name in enumerate(("scores", "weights")):
+            part = slice(0, flat.shape[1]) if i == 0 else slice(flat.shape[1], None)
+            off = error[part].max().item()
+            message = f"{toy.structure!r}: the mean gradient of the {name} is {off:.1f} standard errors off the exact one"
+            report.check("unbiased", off < _LIMIT, message)
+        off = _standard_errors(estimate.value.unsqueeze(1), exact.detach().reshape(1, 1)).item()
+        report.check("unbiased", off < _LIMIT, f"{toy.structure!r}: the mean value is {off:.1f} standard errors off")
+        is_finite = bool(gradients.isfinite().all())
+        report.check("unbiased", is_finite, f"{toy.structure!r}: a gradient is not finite")
+    return error.max().item()
+
+
+def _check_baseline(report: Report, made: AbstractEstimator, toy: _Toy, seed: int) -> None:
+    """What a gradient is compared with depends neither on its own sample, nor on those of other rows."""
+    _, gradient = _gradients(made, toy, 16, seed)
+    training = copy.deepcopy(made).train()
+    _, trained = _gradients(training, toy, 16, seed)
+    report.check(
+        "baseline", torch.equal(trained, gradient), "in training the gradient is another one: it sees its own update"
+    )
+    flat, weights = toy.leaves(16)
+    loss = toy.loss(weights)
+
+    def other_loss(z: Tensor, row: Tensor) -> Tensor:
+        return torch.where(row == 0, loss(z, row), 10 - loss(z, row))
+
+    surrogate = _run(made, toy, flat, other_loss, seed).surrogate
+    (other,) = torch.autograd.grad(surrogate.sum(), flat)
+    is_same = torch.allclose(other[0], gradient[0, : flat.shape[1]], rtol=1e-9, atol=1e-12)
+    report.check("baseline", is_same, "the gradient of a row depends on the losses of other rows")
+
+
+def _is_random(made: AbstractEstimator, toy: _Toy, seed: int) -> bool:
+    """Whether it draws from its generator at all: equal results may be chance."""
+    flat, weights = toy.leaves(1)
+    generator = torch.Generator(flat.device).manual_seed(seed)
+    before = generator.get_state()
+    context = torch.zeros(1, CONTEXT_SIZE, device=flat.device)
+    made(toy.scores(flat), toy.structure, toy.loss(weights), context=context, generator=generator)
+    return not torch.equal(before, generator.get_state())
+
+
+def _standard_errors(
+    draws: Tensor,  # shape: (n, m)
+    wanted: Tensor,  # shape: (1, m)
+) -> Tensor:
+    """How far means are off, in standard errors, of which rounding is a part: (m,)."""
+    spread = draws.std(0) / math.sqrt(len(draws))
+    return (draws.mean(0) - wanted[0]).abs() / (spread + 1e-7 * (1 + wanted[0].abs()))

@@ -1,0 +1,244 @@
+"""A structure against brute force over all its assignments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsum.inference import sparsemap, topk_sparsemax
+from sparsum.simplex import sparsemax
+from sparsum.solvers import AbstractSolver
+from sparsum.structures import AbstractStructure
+from sparsum.structures.parts import Scores, flatten_parts, select_rows, unflatten_parts
+from sparsum.testing.report import Report
+
+_MAX_MEMBERS = 5000
+_N_ROWS = 5
+
+RandomScores = Callable[[torch.Generator, int], Scores]
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A structure with all its members, to compare with by brute force."""
+
+    structure: AbstractStructure
+    atoms: Tensor  # shape: (n_members, *event_shape)
+    vectors: Tensor  # shape: (n_members, n_parts), float64
+
+    def scores(self, flat: Tensor) -> Tensor:
+        """The score of every member in every row: (n_rows, n_members); 0 * -inf is 0."""
+        is_forbidden = flat == -torch.inf
+        finite = flat.masked_fill(is_forbidden, 0.0) @ self.vectors.T
+        return finite.masked_fill(is_forbidden.double() @ (self.vectors != 0).double().T > 0, -torch.inf)
+
+    def index(self, atoms: Tensor) -> Tensor:
+        """Which member each of the packed atoms is, -1 for none: (n_atoms,)."""
+        is_equal = atoms.unsqueeze(1) == self.atoms.unsqueeze(0)
+        while is_equal.ndim > 2:
+            is_equal = is_equal.all(-1)
+        return torch.where(is_equal.any(-1), is_equal.int().argmax(-1), -1)
+
+
+def check_structure(
+    structure: AbstractStructure,
+    *,
+    members: Tensor | None = None,
+    random_scores: RandomScores | None = None,
+    solver: AbstractSolver | None = None,
+    seed: int = 0,
+) -> Report:
+    """Check a small structure against brute force over all its assignments.
+
+    It checks the number of assignments; `argmax` and `topk` for random, tied and forbidding scores; that results do not
+    depend on a row's place in the batch; that `sparsemap` is optimal and its gradient right; and that `topk_sparsemax` keeps
+    what its certificate promises.
+
+    >>> import sparsum as sp
+    >>> report = check_structure(sp.OneOf(4))
+    >>> report.counts["argmax"]
+    20
+
+    Args:
+        structure: with at most a few thousand assignments.
+        members: all assignments as atoms, (n_members, *event_shape); by default those that `topk` finds, which must be as
+            many as `log_count` says.
+        random_scores: called with a generator and a number of rows; by default normal scores of shape
+            (n_rows, *structure.score_shape).
+        solver: for `sparsemap`; by default the structure's own.
+        seed: of the scores.
+
+    Returns:
+        How many checks of each kind were made.
+
+    Raises:
+        AssertionError: at the first check that fails, with what was seen and what was expected.
+    """
+    report, generator = Report(), torch.Generator().manual_seed(seed)
+    if not isinstance(structure, AbstractStructure):
+        raise TypeError(f"structure must be an AbstractStructure, got {type(structure).__name__}")
+    if getattr(structure, "lengths", None) is not None:
+        raise ValueError("check the structure without lengths: a structure with them is tied to one batch")
+    draw = _in_double(random_scores if random_scores is not None else _normal_scores(structure))
+    bound, example, _ = structure.rows(draw(generator, _N_ROWS))
+    case = _enumerate(report, bound, select_rows(example, torch.zeros(1, dtype=torch.int64)), members)
+    for kind in ("random", "integer", "equal", "forbidding"):
+        scores = _transform(kind, draw(generator, _N_ROWS), case, generator)
+        _check_search(report, case, kind, scores)
+    for _ in range(3):
+        scores = draw(generator, _N_ROWS)
+        _check_batch(report, case, scores)
+        _check_sparsemap(report, case, scores, solver)
+        _check_gradient(report, case, scores, solver, generator)
+        _check_topk_sparsemax(report, case, scores)
+    return report
+
+
+def _normal_scores(structure: AbstractStructure) -> RandomScores:
+    shape = structure.score_shape
+    return lambda generator, n: torch.randn(n, *shape, dtype=torch.float64, generator=generator)
+
+
+def _in_double(draw: RandomScores) -> RandomScores:
+    def converted(generator: torch.Generator, n: int) -> Scores:
+        scores = draw(generator, n)
+        return tuple(tensor.double() for tensor in scores) if isinstance(scores, tuple) else scores.double()
+
+    return converted
+
+
+def _enumerate(report: Report, structure: AbstractStructure, scores: Scores, members: Tensor | None) -> _Case:
+    """All members, checked for their number and for duplicates."""
+    log_count = structure.log_count()
+    found = structure.select(torch.zeros(1, dtype=torch.int64)).topk(scores, _MAX_MEMBERS + 1)[0]
+    if len(found) > _MAX_MEMBERS:
+        raise ValueError(f"{structure!r} has more than {_MAX_MEMBERS} assignments: check a smaller one of its kind")
+    if math.isfinite(log_count):
+        count = round(math.exp(log_count))
+        report.check("log_count", len(found) == count, f"topk finds {len(found)} assignments, log_count says {count}")
+    vectors = flatten_parts(structure.vectors(found)).double()
+    n_different = len(torch.unique(found.flatten(1) if found.ndim > 1 else found, dim=0))
+    report.check("distinct", n_different == len(found), f"{len(found)} atoms, of which {n_different} are different")
+    case = _Case(structure, found, vectors)
+    if members is not None:
+        index = case.index(members.to(found.dtype))
+        is_same = len(members) == len(found) and bool((index >= 0).all())
+        report.check("members", is_same, f"topk finds {len(found)} assignments, not the {len(members)} given ones")
+    return case
+
+
+def _transform(kind: str, scores: Scores, case: _Case, generator: torch.Generator) -> Scores:
+    """Scores of a kind that is hard in its own way."""
+    if kind == "random":
+        return scores
+    flat = flatten_parts(scores)
+    if kind == "integer":
+        flat = flat.round()
+    elif kind == "equal":
+        flat = torch.zeros_like(flat)
+    else:  # forbid a third of the parts, but none of one assignment's
+        chosen = torch.randint(len(case.atoms), (len(flat),), generator=generator)
+        is_forbidden = (torch.rand(flat.shape, generator=generator) < 1 / 3) & (case.vectors[chosen] == 0)
+        flat = flat.masked_fill(is_forbidden, -torch.inf)
+    return unflatten_parts(flat, like=scores)
+
+
+def _check_search(report: Report, case: _Case, kind: str, scores: Scores) -> None:
+    """The best assignments against all of them."""
+    flat = flatten_parts(scores)
+    truth = case.scores(flat).sort(-1, descending=True).values
+    best = case.index(case.structure.argmax(scores))
+    values = case.scores(flat)
+    for row in range(len(flat)):
+        is_best = best[row] >= 0 and _close(values[row, best[row]], truth[row, 0])
+        report.check("argmax", bool(is_best), f"{kind} scores, row {row}: not the best assignment")
+    for k in sorted({1, 2, 3, len(case.atoms) // 2, len(case.atoms), len(case.atoms) + 2} - {0}):
+        atoms = case.structure.topk(scores, k)
+        n = min(k, len(case.atoms))
+        report.check("topk", atoms.shape[1] <= n, f"{kind} scores: {atoms.shape[1]} atoms for k={k} of {len(case.atoms)}")
+        for row in range(len(flat)):
+            index = case.index(atoms[row])
+            seen = torch.where(index < 0, torch.nan, values[row, index.clamp_min(0)])
+            allowed = seen[seen > -torch.inf]
+            wanted = truth[row, :n][truth[row, :n] > -torch.inf]
+            is_right = _close(allowed, wanted) and len(index[seen > -torch.inf].unique()) == len(wanted)
+            report.check("topk", is_right, f"{kind} scores, row {row}, k={k}: scores {allowed}, expected {wanted}")
+
+
+def _check_batch(report: Report, case: _Case, scores: Scores) -> None:
+    """The same row gives the same atoms wherever it stands, and however the batch is shaped."""
+    order = torch.arange(_N_ROWS - 1, -1, -1)
+    flipped = select_rows(scores, order)
+    structure = case.structure
+    is_same = torch.equal(structure.select(order).argmax(flipped), structure.argmax(scores)[order])
+    report.check("batch", is_same, "argmax depends on the order of the batch")
+    k = min(3, len(case.atoms))
+    is_same = torch.equal(structure.select(order).topk(flipped, k), structure.topk(scores, k)[order])
+    report.check("batch", is_same, "topk depends on the order of the batch")
+    none = torch.zeros(0, dtype=torch.int64)
+    empty = structure.select(none).argmax(select_rows(scores, none))
+    report.check("batch", len(empty) == 0, f"an empty batch gives {len(empty)} atoms")
+
+
+def _check_sparsemap(report: Report, case: _Case, scores: Scores, solver: AbstractSolver | None) -> None:
+    """No assignment improves on the mean vector: the duality gap over all of them is 0."""
+    q = sparsemap(scores, case.structure, solver=solver)
+    index = case.index(q.atoms)
+    report.check("sparsemap", bool((index >= 0).all()), "an atom is no member of the structure")
+    report.check("sparsemap", bool((q.probs > 0).all()), "a probability is not positive")
+    dense = torch.zeros(_N_ROWS, len(case.atoms), dtype=torch.float64)
+    dense.index_put_((q.row, index), q.probs.double(), accumulate=True)
+    report.check("sparsemap", _close(dense.sum(-1), torch.ones(_N_ROWS)), f"probabilities sum to {dense.sum(-1)}")
+    mean = dense @ case.vectors
+    is_mean = _close(flatten_parts(q.mean).double(), mean)
+    report.check("sparsemap", is_mean, "q.mean is not the mean of the vectors")
+    linear, weights = case.structure.quadratic(flatten_parts(scores).double())
+    residual = linear - weights * mean
+    gap = (residual @ case.vectors.T).amax(-1) - (residual * mean).sum(-1)
+    report.check("sparsemap", bool((gap < 1e-7).all()), f"not optimal: duality gap {gap.max().item():.3g}")
+
+
+def _check_gradient(
+    report: Report, case: _Case, scores: Scores, solver: AbstractSolver | None, generator: torch.Generator
+) -> None:
+    """The derivative of a linear function of the mean, in one random direction, against a central difference."""
+    flat = flatten_parts(scores)
+    direction, weight = (torch.randn(flat.shape, dtype=flat.dtype, generator=generator) for _ in range(2))
+    _, curvature = case.structure.quadratic(flat)
+    weight = weight * (curvature > 0)  # the mean of unregularised parts is not unique
+
+    def value(step: float) -> Tensor:
+        moved = unflatten_parts(flat + step * direction, like=scores)
+        return (flatten_parts(sparsemap(moved, case.structure, solver=solver).mean) * weight).sum(-1)
+
+    leaf = flat.clone().requires_grad_()
+    mean = flatten_parts(sparsemap(unflatten_parts(leaf, like=scores), case.structure, solver=solver).mean)
+    (gradient,) = torch.autograd.grad((mean * weight).sum(), leaf)
+    step = 1e-6
+    difference = (value(step) - value(-step)) / (2 * step)
+    is_right = _close((gradient * direction).sum(-1), difference, tolerance=1e-4)
+    report.check("gradient", is_right, f"got {(gradient * direction).sum(-1)}, finite differences say {difference}")
+
+
+def _check_topk_sparsemax(report: Report, case: _Case, scores: Scores) -> None:
+    """Where the certificate says so, the result is the sparsemax over all assignments."""
+    full = sparsemax(case.scores(flatten_parts(scores)))
+    for k in sorted({1, 2, 4, len(case.atoms)}):
+        q = topk_sparsemax(scores, case.structure, k)
+        dense = torch.zeros_like(full).index_put_((q.row, case.index(q.atoms)), q.probs.double(), accumulate=True)
+        for row in range(_N_ROWS):
+            is_right = not q.is_exact[row] or _close(dense[row], full[row])
+            report.check("topk_sparsemax", bool(is_right), f"row {row}, k={k} is said to be exact, and is not")
+        is_all = k < len(case.atoms) or bool(q.is_exact.all())
+        report.check("topk_sparsemax", is_all, f"all {k} assignments were enumerated, and is_exact is {q.is_exact}")
+
+
+def _close(seen: Tensor, wanted: Tensor, *, tolerance: float = 1e-8) -> bool:
+    if seen.shape != wanted.shape:
+        return False
+    is_close = (seen == wanted) | ((seen - wanted).abs() <= tolerance * (1 + wanted.abs()))
+    return bool(is_close.all())
