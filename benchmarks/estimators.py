@@ -83,7 +83,7 @@ def diagnose(structure: sp.OneOf | sp.Bits, draws: int, device: str) -> Diagnosi
         model.scores(x),
         structure,
         lambda z, row: model.loss(z, x[row]),
-        [e.to(device) for e in estimators(structure.n) if isinstance(structure, e.structures)],
+        [e.to(device) for e in estimators(structure.n) if e.needs.is_met(structure)],
         context=x,
         draws=draws,
         warm_up=WARM_UP,

@@ -21,7 +21,7 @@ from benchmarks.timing import describe, median_seconds
 from sparsum.solvers import AbstractSolver, ActiveSet, Nested, Systematic
 from sparsum.solvers.projections import bit_marginals
 from sparsum.solvers.splits import kinds, nested_gaps, systematic_gaps
-from sparsum.structures.parts import Scores
+from sparsum.structures.scores import Scores
 
 BATCH = 64
 N_BATCHES = 8
@@ -88,7 +88,7 @@ def solvers() -> None:
             scores = normal(BATCH, row.structure.n, seed=seed)
             times.append(milliseconds(forward_and_backward(scores, row.structure, row.solver), seconds=0.1, turns=2))
             q = sp.sparsemap(scores.double(), row.structure, solver=row.solver)
-            errors.append((q.mean - bit_marginals(scores.double(), row.structure)).abs().max().item())
+            errors.append((q.mean - bit_marginals(scores.double(), row.structure.bit_counts())).abs().max().item())
             atoms.append(q.n_atoms_per_row.double().mean().item())
         ms = statistics.median(times)
         print(
@@ -96,8 +96,7 @@ def solvers() -> None:
             f" {statistics.mean(atoms):10.1f} {max(errors):9.1e}"
         )
     uniform = torch.rand(BATCH, 128, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(DEVICE)
-    bound, rows, _ = sp.Budget(128, 40).rows(uniform)
-    solution = ActiveSet(strict=False).solve(rows, bound)
+    solution = ActiveSet(strict=False).solve(sp.Budget(128, 40).bind(uniform))
     n_solved = int(solution.is_solved.sum())
     print(
         f"uniform scores, Budget(128, 40): {n_solved} of {BATCH} rows converged, {int(solution.steps.max())} steps at most\n"
@@ -127,9 +126,9 @@ def searches() -> None:
     ]
     print(f"{'active set, batch 64':24} {'ms':>10} {'row by row':>12} {'atoms/row':>10} {'steps/row':>10}")
     for name, structure, scores in cases:
-        bound, rows, _ = structure.rows(scores)
-        tensors = rows if isinstance(rows, tuple) else (rows,)
-        solution = ActiveSet().solve(rows, bound)
+        bound = structure.bind(scores)
+        tensors = bound.tensors
+        solution = ActiveSet().solve(bound)
 
         def one_by_one(tensors: tuple[Tensor, ...] = tensors, structure: sp.AbstractStructure = structure) -> None:
             for row in range(BATCH):
@@ -153,7 +152,7 @@ def cost_of_dimension() -> None:
         def probabilities(
             gaps: Callable[[Tensor, Tensor], object], scores: Tensor = scores, structure: sp.Bits = structure
         ) -> None:
-            marginals = bit_marginals(scores, structure)
+            marginals = bit_marginals(scores, structure.bit_counts())
             gaps(marginals, kinds(marginals)[1])
 
         times = []

@@ -33,7 +33,9 @@ from sparsum.structures import Budget as Budget
 from sparsum.structures import Enumerated as Enumerated
 from sparsum.structures import Groups as Groups
 from sparsum.structures import Matching as Matching
+from sparsum.structures import NoDistribution as NoDistribution
 from sparsum.structures import OneOf as OneOf
+from sparsum.structures import Scores as Scores
 from sparsum.structures import Sequence as Sequence
 from sparsum.structures import Subset as Subset
 from sparsum.structures import Tree as Tree

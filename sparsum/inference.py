@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from sparsum.arguments import check_int, kind_of
 from sparsum.distribution import SparseDistribution
 from sparsum.simplex import sparsemax
 from sparsum.simplex.blocks import support
 from sparsum.solvers import AbstractSolver
 from sparsum.solvers.default import default_solver
-from sparsum.structures import AbstractStructure, OneOf
-from sparsum.structures.bad_rows import is_unusable, raise_bad_rows
-from sparsum.structures.parts import Scores, flatten_parts, tensors_of
+from sparsum.structures import AbstractStructure, BoundScores, Scores
 
 
 def sparsemap(
@@ -23,6 +21,8 @@ def sparsemap(
     structure: AbstractStructure,
     *,
     solver: AbstractSolver | None = None,
+    mask: Scores | None = None,  # shape: broadcasts to that of scores
+    temperature: float | Tensor | None = None,  # shape: broadcasts to (*batch,)
 ) -> SparseDistribution:
     r"""The sparse distribution whose mean vector is closest to the scores.
 
@@ -45,6 +45,8 @@ def sparsemap(
         scores: one score per part of the structure; -inf forbids, +inf is an error (except over `OneOf`).
         structure: the set of assignments.
         solver: by default a closed form where there is one, else `sparsum.solvers.ActiveSet`.
+        mask: True where a part is allowed, the same as scores of -inf elsewhere; see `AbstractStructure.bind`.
+        temperature: divides the scores; a positive number, or one per example.
 
     Returns:
         The distribution, differentiable in the scores, with probabilities in their dtype. ``is_exact`` is False for rows
@@ -59,18 +61,21 @@ def sparsemap(
         - SparseMAP: differentiable sparse structured inference (Niculae, Martins, Blondel & Cardie, 2018), equation 5,
           https://arxiv.org/abs/1802.04223
     """
-    check_structure(structure)
-    if solver is not None and not isinstance(solver, AbstractSolver):
-        raise TypeError(f"solver must be a solver such as sparsum.solvers.ActiveSet(), got {_kind(solver)}")
-    bound, rows, batch_shape = structure.rows(scores)
-    solution = (default_solver(structure) if solver is None else solver).solve(rows, bound)
-    return SparseDistribution._from_segments(
+    require_structure(structure)
+    check_solver(solver)
+    return sparsemap_of(structure.bind(scores, mask=mask, temperature=temperature), solver)
+
+
+def sparsemap_of(bound: BoundScores, solver: AbstractSolver | None = None) -> SparseDistribution:
+    """`sparsemap` of scores that are bound to their structure."""
+    solution = (default_solver(bound.structure) if solver is None else solver).solve(bound)
+    return SparseDistribution.from_segments(
         solution.atoms,
         solution.probs,
         solution.segments,
-        batch_shape,
-        bound,
-        is_exact=solution.is_solved.reshape(batch_shape),
+        bound.batch_shape,
+        bound.structure,
+        is_exact=bound.shaped(solution.is_solved),
     )
 
 
@@ -78,6 +83,9 @@ def topk_sparsemax(
     scores: Scores,  # shape: (*batch, *score_shape)
     structure: AbstractStructure,
     k: int,
+    *,
+    mask: Scores | None = None,  # shape: broadcasts to that of scores
+    temperature: float | Tensor | None = None,  # shape: broadcasts to (*batch,)
 ) -> SparseDistribution:
     r"""The sparse distribution of at most k atoms that is closest to the scores of all assignments.
 
@@ -95,6 +103,8 @@ def topk_sparsemax(
         scores: one score per part of the structure; -inf forbids, +inf is an error (except over `OneOf`).
         structure: any structure; its own `topk` is used, or a search that needs its `argmax` alone.
         k: the largest number of atoms per row, at least 1.
+        mask: True where a part is allowed, the same as scores of -inf elsewhere; see `AbstractStructure.bind`.
+        temperature: divides the scores; a positive number, or one per example.
 
     Returns:
         The distribution, differentiable in the scores, atoms in order of their probability.
@@ -107,62 +117,51 @@ def topk_sparsemax(
         - Efficient marginalization of discrete and structured latent variables via sparsity (Correia, Niculae, Aziz &
           Martins, 2020), section 3.1, https://arxiv.org/abs/2007.01919
     """
-    check_structure(structure)
-    if isinstance(k, bool) or not isinstance(k, int):
-        raise TypeError(f"k must be an int, got {type(k).__name__}")
-    if k < 1:
-        raise ValueError(f"k must be at least 1, got {k}")
-    bound, rows, batch_shape = structure.rows(scores)
-    dtype = tensors_of(rows)[0].dtype
-    # OneOf knows what to do with +inf; elsewhere sums of it would say nothing.
-    flat = flatten_parts(rows)
-    is_bad = flat.isnan().any(-1) if isinstance(bound, OneOf) else is_unusable(flat)
-    best, values = best_assignments(bound, rows, k)
+    require_structure(structure)
+    check_int("k", k, least=1)
+    return topk_sparsemax_of(structure.bind(scores, mask=mask, temperature=temperature), k)
+
+
+def topk_sparsemax_of(bound: BoundScores, k: int) -> SparseDistribution:
+    """`topk_sparsemax` of scores that are bound to their structure."""
+    # Sums of +inf say nothing; the mapping itself knows what to do with it, where assignments are single parts.
+    is_single = bound.flat.shape[-1] == bound.structure.group_size
+    is_bad = bound.flat.isnan().any(-1) if is_single else bound.is_unusable
+    best, values = best_assignments(bound, k)
     n_best = values.shape[1]
-    probs = sparsemax(values).to(dtype)
-    packed, n_bad = support(probs.detach(), is_bad)
-    lengths = packed.segments.lengths
-    if n_bad:
-        raise_bad_rows(is_bad | (lengths == 0), flat)
-    is_all = n_best < k or bound.log_count() <= math.log(n_best) + 1e-9
-    return SparseDistribution._from_segments(
-        best.flatten(0, 1)[packed.flat],
-        packed.segments.clear_padding(probs.reshape(-1).index_select(0, packed.flat)),
+    probs = sparsemax(values).to(bound.dtype)
+    packed = support(probs.detach(), is_bad=is_bad, on_bad=bound.raise_bad)
+    is_all = n_best < k or bound.structure.log_count() <= math.log(n_best) + 1e-9
+    return SparseDistribution.from_segments(
+        packed.take(best),
+        packed.take_weights(probs),
         packed.segments,
-        batch_shape,
-        bound,
-        is_exact=((lengths < n_best) | is_all).reshape(batch_shape),
+        bound.batch_shape,
+        bound.structure,
+        is_exact=bound.shaped((packed.segments.lengths < n_best) | is_all),
     )
 
 
-def best_assignments(structure: AbstractStructure, rows: Scores, k: int) -> tuple[Tensor, Tensor]:
+def best_assignments(bound: BoundScores, k: int) -> tuple[Tensor, Tensor]:
     """The k best atoms of each row, (n_rows, n_best, *event_shape), and their scores, (n_rows, n_best).
 
     Where a row allows fewer, the scores of the rest are -inf. Scores have a gradient, and are in double precision: they are
     sums, and what counts is their difference.
     """
     with torch.no_grad():
-        best, is_valid = structure.kbest(_without_nan(rows), k)
-    n_rows, n_best = is_valid.shape
-    row = torch.arange(n_rows, device=best.device).repeat_interleave(n_best, output_size=n_rows * n_best)
-    values = structure.score(_map(Tensor.double, rows), best.flatten(0, 1), row).reshape(n_rows, n_best)
+        # A search must not stumble over NaN in one row; the row is reported afterwards.
+        best, is_valid = bound.map(lambda tensor: tensor.nan_to_num(0.0, torch.inf, -torch.inf)).kbest(k)
+    values = bound.map(Tensor.double).score(best.flatten(0, 1), bound.row(best.shape[1])).reshape(is_valid.shape)
     return best, values.masked_fill(~is_valid, -torch.inf)
 
 
-def check_structure(structure: AbstractStructure) -> None:
-    """Raise a TypeError unless it is one."""
+def require_structure(structure: AbstractStructure) -> None:
+    """Raise a TypeError unless it is a structure."""
     if not isinstance(structure, AbstractStructure):
-        raise TypeError(f"structure must be an AbstractStructure such as OneOf(n), got {_kind(structure)}")
+        raise TypeError(f"structure must be an AbstractStructure such as OneOf(n), got {kind_of(structure)}")
 
 
-def _kind(value: object) -> str:
-    return f"the class {value.__name__}; make an instance of it" if isinstance(value, type) else type(value).__name__
-
-
-def _without_nan(rows: Scores) -> Scores:
-    """The scores with 0 for NaN, so that a search in one row cannot stumble; the row is reported afterwards."""
-    return _map(lambda tensor: tensor.nan_to_num(0.0, torch.inf, -torch.inf), rows)
-
-
-def _map(function: Callable[[Tensor], Tensor], rows: Scores) -> Scores:
-    return tuple(map(function, rows)) if isinstance(rows, tuple) else function(rows)
+def check_solver(solver: AbstractSolver | None) -> None:
+    """Raise a TypeError unless it is a solver or None."""
+    if solver is not None and not isinstance(solver, AbstractSolver):
+        raise TypeError(f"solver must be a solver such as sparsum.solvers.ActiveSet(), got {kind_of(solver)}")

@@ -12,17 +12,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from sparsum import kernels
 
-__all__ = ["Segments", "may_be_padded", "positions_of", "read_sizes", "read_stacked", "reading_sizes"]
+__all__ = ["Packed", "Segments", "may_be_padded", "positions_of", "read_size", "read_sizes", "reading_sizes"]
 
 #: Takes the tensor of the sizes, and the largest that the first can be, in the place of `read_sizes`.
 Reader = Callable[[Tensor, int], list[int]]
+#: Raises an error that names the rows for which the tensor, (n_rows,), is True.
+OnBad = Callable[[Tensor], NoReturn]
 _reader: ContextVar[Reader | None] = ContextVar("reader", default=None)
 
 # Rows of more entries than this on average count as long.
@@ -131,23 +133,108 @@ class Segments:
         return torch.nan_to_num(self.max(values), posinf=0.0, neginf=0.0)
 
 
-def read_sizes(n: Tensor, *others: Tensor, most: int) -> list[int]:
+@dataclass(frozen=True)
+class Packed:
+    """Entries of a table (n_rows, width), row after row.
+
+    >>> table = torch.tensor([[0.0, 0.7, 0.3], [1.0, 0.0, 0.0]])
+    >>> packed = Packed.of(table > 0)
+    >>> packed.take(table), packed.row
+    (tensor([0.7000, 0.3000, 1.0000]), tensor([0, 0, 1]))
+    """
+
+    flat: Tensor  # shape: (n,), int64, sorted, positions in the flattened table
+    segments: Segments
+
+    @classmethod
+    def of(
+        cls,
+        is_kept: Tensor,  # shape: (n_rows, width), bool
+        *,
+        is_bad: Tensor | None = None,  # shape: (n_rows,), bool
+        is_empty_bad: bool = False,
+        on_bad: OnBad | None = None,
+        most: int | None = None,
+    ) -> Packed:
+        """The entries that are kept. This is the one place where a distribution waits for the device.
+
+        Args:
+            is_kept: which entries to pack.
+            is_bad: rows that must not be packed; the flag travels with the number of entries, in one transfer.
+            is_empty_bad: whether rows of which nothing is kept are bad as well.
+            on_bad: called with the bad rows, (n_rows,), if there are any, to raise an error that names them.
+            most: the largest number of entries there can be; by default all of the table.
+        """
+        lengths = is_kept.sum(-1)
+        if is_empty_bad:
+            is_bad = lengths == 0 if is_bad is None else is_bad | (lengths == 0)
+        most = is_kept.numel() if most is None else most
+        return cls.with_size(is_kept, lengths, read_size(lengths.sum(), is_bad=is_bad, on_bad=on_bad, most=most))
+
+    @classmethod
+    def with_size(
+        cls,
+        is_kept: Tensor,  # shape: (n_rows, width), bool
+        lengths: Tensor,  # shape: (n_rows,), int64
+        n: int,
+    ) -> Packed:
+        """The entries that are kept, whose numbers in each row and in all have been read before."""
+        return cls(positions_of(is_kept.reshape(-1), n), Segments.from_lengths(lengths, n))
+
+    @property
+    def row(self) -> Tensor:
+        """The row of each entry: (n,)."""
+        return self.segments.row
+
+    def take(
+        self,
+        table: Tensor,  # shape: (n_rows, width, *rest)
+    ) -> Tensor:
+        """What a table holds for each entry: (n, *rest). Values of padding are those of some entry."""
+        entries = table.flatten(0, 1)
+        is_all = len(self.flat) == len(entries) and not self.segments.is_padded
+        return entries if is_all else entries.index_select(0, self.flat)
+
+    def take_weights(
+        self,
+        table: Tensor,  # shape: (n_rows, width)
+    ) -> Tensor:
+        """As `take`, with 0 for padding, and no gradient to it: (n,)."""
+        return self.segments.clear_padding(self.take(table))
+
+    def select(
+        self,
+        chosen: Tensor,  # shape: (n,), bool
+    ) -> Packed:
+        """Some of the entries."""
+        return Packed(self.flat[chosen], Segments.from_row(self.row[chosen], self.segments.n_rows))
+
+
+def read_size(
+    n: Tensor,  # shape: (), int64
+    *,
+    most: int,
+    is_bad: Tensor | None = None,  # shape: (n_rows,), bool
+    on_bad: OnBad | None = None,
+) -> int:
+    """The number of entries to be packed, at most ``most``, after a check of bad rows: one transfer for both."""
+    if is_bad is None:
+        return read_sizes(n, most=most)[0]
+    size, n_bad = read_sizes(n, is_bad.sum(), most=most)
+    if n_bad and on_bad is not None:
+        on_bad(is_bad)
+    return size
+
+
+def read_sizes(*sizes: Tensor, most: int) -> list[int]:
     """Numbers that the host has to know, in one transfer: how many entries are to be packed, at most ``most``, and others.
 
     Nothing else in the library waits for a GPU when it makes a sparse distribution. Within `reading_sizes` the first number
-    may come out larger, and what is packed is then padded.
+    may come out larger, and what is packed is then padded. A single tensor of shape (n_sizes,) is read as it is.
     """
-    return read_stacked(torch.stack([n, *others]), most=most)
-
-
-def read_stacked(
-    sizes: Tensor,  # shape: (n_sizes,), int64
-    *,
-    most: int,
-) -> list[int]:
-    """As `read_sizes`, for numbers that are in one tensor already."""
+    stacked = sizes[0] if sizes[0].ndim else torch.stack(sizes)
     reader = _reader.get()
-    return sizes.tolist() if reader is None else reader(sizes, most)
+    return stacked.tolist() if reader is None else reader(stacked, most)
 
 
 def may_be_padded() -> bool:
@@ -157,7 +244,7 @@ def may_be_padded() -> bool:
 
 @contextmanager
 def reading_sizes(reader: Reader) -> Iterator[None]:
-    """Let a function read sizes, as one does that pads to a few sizes so that work can be recorded and repeated."""
+    """Override how sizes are read, for example to pad them to a few sizes for CUDA-graph capture."""
     token = _reader.set(reader)
     try:
         yield

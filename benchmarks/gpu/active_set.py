@@ -12,7 +12,7 @@ from torch import Tensor
 import sparsum as sp
 from benchmarks.gpu.table import Line, graph_milliseconds, milliseconds
 from sparsum.solvers import ActiveSet, Solution
-from sparsum.structures.parts import Scores
+from sparsum.structures.scores import Scores
 
 _BATCH, _SEEDS = 64, 3
 # What one multiprocessor can load from the second cache: 64 bytes per clock at 1.7 GHz.
@@ -58,8 +58,7 @@ def _wall(name: str, structure: sp.AbstractStructure, batches: list[Scores], mos
 
 
 def _solve(structure: sp.AbstractStructure, scores: Scores) -> Solution:
-    bound, rows, _ = structure.rows(scores)
-    return ActiveSet().solve(rows, bound)
+    return ActiveSet().solve(structure.bind(scores))
 
 
 def _forward(structure: sp.AbstractStructure, scores: Scores) -> Callable[[], object]:

@@ -281,7 +281,7 @@ class Model(torch.nn.Module):
         row = torch.arange(len(x), device=x.device).repeat(self.k)
         log_probs = q.log_prob(samples)
         log_joint = self.log_joint(x)(samples.flatten(0, 1), row).reshape(log_probs.shape)
-        return sp.estimators.wake_wake(log_joint - log_probs, log_probs)
+        return sp.estimators.wake_wake_from_weights(log_joint - log_probs, log_probs)
 
 
 class BitvectorVAE(AbstractExperiment):

@@ -17,7 +17,7 @@ import torch
 from lightning_fabric import Fabric
 from torch.utils.tensorboard import SummaryWriter
 
-from sparsum.structures.bad_rows import NoDistribution
+from sparsum import NoDistribution
 from sparsum_experiments.experiment import AbstractExperiment, Step
 from sparsum_experiments.record import DivergedError, Record
 from sparsum_experiments.runs import RunFolder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,8 +12,9 @@ from torch.autograd.graph import Node
 
 from sparsum.estimators import AbstractEstimator, Estimate
 from sparsum.estimators.problem import Loss
-from sparsum.structures import AbstractStructure
-from sparsum.structures.parts import Scores, tensors_of
+from sparsum.inference import require_structure
+from sparsum.structures import AbstractStructure, Scores
+from sparsum.structures.scores import as_tuple
 
 #: Hears what is being done, how much of it is done, and how much there is to do.
 Progress = Callable[[str, int, int], None]
@@ -28,26 +28,36 @@ class Case:
     structure: AbstractStructure
     loss: Loss
     context: Tensor | None  # shape: (*batch, *features)
+    mask: Scores | None
+    temperature: float | Tensor | None
     n_rows: int
 
     @classmethod
-    def of(cls, scores: Scores, structure: AbstractStructure, loss: Loss, context: Tensor | None) -> Case:
+    def of(
+        cls,
+        scores: Scores,
+        structure: AbstractStructure,
+        loss: Loss,
+        context: Tensor | None,
+        mask: Scores | None,
+        temperature: float | Tensor | None,
+    ) -> Case:
         """Check what does not depend on the estimator, and copy the scores."""
-        if not isinstance(structure, AbstractStructure):
-            raise TypeError(f"structure must be an AbstractStructure such as OneOf(n), got {type(structure).__name__}")
+        require_structure(structure)
         if not callable(loss):
             raise TypeError(f"loss must be a function of atoms and rows, got {type(loss).__name__}")
-        _, _, batch_shape = structure.rows(scores)
-        n_rows = math.prod(batch_shape)
-        if n_rows == 0:
-            raise ValueError(f"scores must hold at least one example, got a batch of shape {tuple(batch_shape)}")
-        leaves = tuple(tensor.detach().clone().requires_grad_() for tensor in tensors_of(scores))
-        return cls(leaves if isinstance(scores, tuple) else leaves[0], structure, loss, context, n_rows)
+        bound = structure.bind(scores, mask=mask, temperature=temperature)
+        if bound.n_rows == 0:
+            raise ValueError(f"scores must hold at least one example, got a batch of shape {tuple(bound.batch_shape)}")
+        leaves = tuple(tensor.detach().clone().requires_grad_() for tensor in as_tuple(scores))
+        return cls(
+            leaves if isinstance(scores, tuple) else leaves[0], structure, loss, context, mask, temperature, bound.n_rows
+        )
 
     @property
     def leaves(self) -> tuple[Tensor, ...]:
         """The tensors that the scores consist of."""
-        return tensors_of(self.scores)
+        return as_tuple(self.scores)
 
     @property
     def device(self) -> torch.device:
@@ -56,7 +66,15 @@ class Case:
 
     def call(self, estimator: AbstractEstimator, generator: torch.Generator) -> Estimate:
         """The estimate for the batch."""
-        return estimator(self.scores, self.structure, self.loss, context=self.context, generator=generator)
+        return estimator(
+            self.scores,
+            self.structure,
+            self.loss,
+            context=self.context,
+            mask=self.mask,
+            temperature=self.temperature,
+            generator=generator,
+        )
 
     def step(self, estimator: AbstractEstimator, generator: torch.Generator) -> tuple[Estimate, Tensor, float]:
         """An estimate, its gradient with respect to the scores, (n_scores,), and the seconds that both took.

@@ -12,9 +12,6 @@ from sparsum.diagnosis.case import Case, Progress
 from sparsum.distribution import SparseDistribution
 from sparsum.estimators import Estimate
 from sparsum.gibbs import Gibbs
-from sparsum.gibbs.choices import atoms_of, potentials
-from sparsum.structures import Tree
-from sparsum.structures.parts import flatten_parts, tensors_of
 
 # So many terms at a time bound the memory.
 _CHUNK_SIZE = 2**14
@@ -43,13 +40,12 @@ class Exact:
             return self._sum(_atoms(q), len(q.atoms))
         if not isinstance(q, Gibbs):
             return None
-        length, n_choices = _shape(q)
-        n_terms = self.case.n_rows * n_choices**length
-        if n_terms > self.max_terms:
+        shape = _shape(q)
+        if shape is None or self.case.n_rows * shape[1] ** shape[0] > self.max_terms:
             return None
-        flat = flatten_parts(q._rows).detach()
+        flat = q.bound.flat.detach()
         if self._known is None or not torch.equal(self._known[0], flat):
-            self._known = flat, self._sum(_assignments(q, length, n_choices), n_terms)
+            self._known = flat, self._sum(_assignments(q, *shape), self.case.n_rows * shape[1] ** shape[0])
         return self._known[1]
 
     def _sum(self, terms: Iterator[tuple[Tensor, Tensor, Tensor]], n_terms: int) -> Tensor:
@@ -77,24 +73,27 @@ def _atoms(q: SparseDistribution) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
 
 def _assignments(p: Gibbs, length: int, n_choices: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Atoms, rows and probabilities of all rows of choices that are allowed, in chunks."""
-    scores = tensors_of(p._rows)[0]
-    count = n_choices**length
-    n_terms = len(scores) * count
-    power = n_choices ** torch.arange(length - 1, -1, -1, device=scores.device)
+    bound, count = p.bound, n_choices**length
+    n_terms = bound.n_rows * count
+    power = n_choices ** torch.arange(length - 1, -1, -1, device=bound.device)
     for start in range(0, n_terms, _CHUNK_SIZE):
-        index = torch.arange(start, min(start + _CHUNK_SIZE, n_terms), device=scores.device)
+        index = torch.arange(start, min(start + _CHUNK_SIZE, n_terms), device=bound.device)
         row, choices = index // count, (index % count).unsqueeze(-1) // power % n_choices
-        atoms = atoms_of(p.structure, choices, scores.dtype)
+        atoms = p.structure.choices_to_atoms(choices, bound.dtype)
         probs = p.log_prob_of(atoms, row).exp()
-        # What is no tree, or not 0 in padding, has no probability, and the loss shall not see it.
+        # Choices that do not make an assignment have no probability, and the loss must not see them.
         kept = probs.detach() > 0
         if kept.any():
             yield atoms[kept], row[kept], probs[kept]
 
 
-def _shape(p: Gibbs) -> tuple[int, int]:
-    """The number of choices that an atom consists of, and of what each may be."""
-    if isinstance(p.structure, Tree):
-        return p.structure.n, p.structure.n
-    scores, _ = potentials(p.structure, p._rows)
-    return scores.shape[1], scores.shape[2]
+def _shape(p: Gibbs) -> tuple[int, int] | None:
+    """How many choices an atom consists of, and among how many each is, or None if it does not consist of choices."""
+    structure = p.structure
+    if structure.is_chain:
+        _, length, n_choices = structure.potentials(p.bound.scores).unary.shape
+        return length, n_choices
+    if structure.group_size is None:
+        return None
+    length = p.bound.flat.shape[-1] // structure.group_size
+    return (length, structure.group_size) if p.event_shape == (length,) else None

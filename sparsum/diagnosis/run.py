@@ -9,15 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsum.arguments import check_int
 from sparsum.diagnosis.case import Case, Progress
 from sparsum.diagnosis.diagnosis import Diagnosis
 from sparsum.diagnosis.exact import Exact
 from sparsum.diagnosis.measure import measure
 from sparsum.estimators import AbstractEstimator
-from sparsum.estimators.arguments import check_number
 from sparsum.estimators.problem import Loss
-from sparsum.structures import AbstractStructure
-from sparsum.structures.parts import Scores
+from sparsum.structures import AbstractStructure, Scores
 
 
 def diagnose(
@@ -27,6 +26,8 @@ def diagnose(
     estimators: Mapping[str, AbstractEstimator] | Sequence[AbstractEstimator],
     *,
     context: Tensor | None = None,  # shape: (*batch, *features)
+    mask: Scores | None = None,  # shape: broadcasts to that of scores
+    temperature: float | Tensor | None = None,  # shape: broadcasts to (*batch,)
     draws: int = 100,
     warm_up: int = 100,
     max_terms: int = 2**22,
@@ -68,6 +69,8 @@ def diagnose(
         loss: as estimators take it; relaxations hand it float vectors, others atoms.
         estimators: by name, or a list, in which they are called by their class; see `sparsum.estimators`.
         context: what learned baselines read.
+        mask: True where a part is allowed; see `sparsum.AbstractStructure.bind`.
+        temperature: divides the scores; a positive number, or one per example.
         draws: how many gradients are averaged, at least 2; sums, which are the same at each, are drawn up to 10 times.
         warm_up: how many calls the copy of an estimator with state gets first, so that its baseline fills, with a step of
             Adam on its own parameters at each; 0 for estimators that were trained with the model.
@@ -84,14 +87,14 @@ def diagnose(
         TypeError: if an argument has the wrong type.
         ValueError: if the scores do not fit the structure, there are no estimators, or a number is out of its range.
     """
-    check_number("draws", draws, least=2, is_whole=True)
-    check_number("warm_up", warm_up, least=0, is_whole=True)
-    check_number("max_terms", max_terms, least=0, is_whole=True)
-    check_number("seed", seed, is_whole=True)
+    check_int("draws", draws, least=2)
+    check_int("warm_up", warm_up, least=0)
+    check_int("max_terms", max_terms, least=0)
+    check_int("seed", seed)
     if progress is not None and not callable(progress):
         raise TypeError(f"progress must be a function or None, got {type(progress).__name__}")
     named = _named(estimators)
-    case = Case.of(scores, structure, loss, context)
+    case = Case.of(scores, structure, loss, context, mask, temperature)
     exact = Exact(case, max_terms, progress if progress is not None else lambda *_: None)
     with torch.enable_grad():
         return Diagnosis(

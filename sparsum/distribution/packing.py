@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Sequence
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -65,7 +67,7 @@ def check_packed(atoms: Tensor, probs: Tensor, row: Tensor, n_rows: int) -> tupl
     if n_unsorted:
         raise ValueError(f"row must be sorted, with values from 0 to {n_rows - 1}, got {row}")
     if n_bad:
-        _raise_bad_rows(is_bad, total)
+        _raise_bad_rows(total, is_bad)
     if n_zeros:
         kept = probs.detach() > 0
         atoms, probs, row = atoms[kept], probs[kept], row[kept]
@@ -98,11 +100,8 @@ def pack_dense(
     fixed = rows.detach()
     total = fixed.sum(-1, dtype=torch.float64)
     is_bad = ~((total - 1).abs() <= _tolerance(probs)) | (fixed.amin(-1) < 0)
-    packed, n_bad = support(fixed, is_bad)
-    if checks and n_bad:
-        _raise_bad_rows(is_bad, total)
-    kept = packed.segments.clear_padding(rows.reshape(-1).index_select(0, packed.flat))
-    return packed.flat % probs.shape[-1], kept, packed.segments
+    packed = support(fixed, is_bad=is_bad, on_bad=functools.partial(_raise_bad_rows, total) if checks else None)
+    return packed.flat % probs.shape[-1], packed.take_weights(rows), packed.segments
 
 
 def _tolerance(probs: Tensor) -> float:
@@ -110,7 +109,7 @@ def _tolerance(probs: Tensor) -> float:
     return max(1e-6, 10 * torch.finfo(probs.dtype).eps)
 
 
-def _raise_bad_rows(is_bad: Tensor, total: Tensor) -> None:
+def _raise_bad_rows(total: Tensor, is_bad: Tensor) -> NoReturn:
     rows = is_bad.nonzero().squeeze(-1).tolist()
     shown = ", ".join(f"row {row} sums to {total[row].item():.6g}" for row in rows[:_SHOWN_ROWS])
     more = f" and {len(rows) - _SHOWN_ROWS} more" if len(rows) > _SHOWN_ROWS else ""

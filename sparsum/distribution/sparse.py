@@ -14,8 +14,7 @@ from sparsum.distribution.expectation import Loss, expect
 from sparsum.distribution.generator import check_generator
 from sparsum.distribution.packing import broadcast_value, check_indices, check_packed, n_rows_of, pack_dense, validates
 from sparsum.segments import Segments
-from sparsum.structures import AbstractStructure, OneOf
-from sparsum.structures.parts import Scores
+from sparsum.structures import AbstractStructure, OneOf, Scores
 
 
 class SparseDistribution(Distribution):
@@ -92,7 +91,7 @@ class SparseDistribution(Distribution):
         self._validate_args = validates(validate_args)
 
     @classmethod
-    def _from_segments(
+    def from_segments(
         cls,
         atoms: Tensor,
         probs: Tensor,
@@ -121,7 +120,7 @@ class SparseDistribution(Distribution):
         tensor([1, 2, 0])
         """
         atoms, packed_probs, segments = pack_dense(probs, checks=validates(validate_args))
-        return cls._from_segments(
+        return cls.from_segments(
             atoms, packed_probs, segments, probs.shape[:-1], OneOf(probs.shape[-1]), validate_args=validate_args
         )
 
@@ -261,7 +260,7 @@ class SparseDistribution(Distribution):
         offset = torch.arange(n_atoms, device=device) - expanded.starts[expanded.row]
         atom = segments.starts[source][expanded.row] + offset
         atom = atom.clamp(max=len(self.atoms) - 1) if segments.is_padded else atom
-        return self._from_segments(
+        return self.from_segments(
             self.atoms[atom],
             expanded.clear_padding(self.probs.index_select(0, atom)),
             expanded,

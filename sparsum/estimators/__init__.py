@@ -8,14 +8,17 @@ are objectives of their own.
 
 from sparsum.estimators.abstract import AbstractEstimator as AbstractEstimator
 from sparsum.estimators.abstract import Estimate as Estimate
+from sparsum.estimators.abstract import Needs as Needs
 from sparsum.estimators.antithetic import Arm as Arm
 from sparsum.estimators.antithetic import Disarm as Disarm
 from sparsum.estimators.baselines import RunningMean as RunningMean
-from sparsum.estimators.bounds.bound import Bound as Bound
-from sparsum.estimators.bounds.distinct import distinct_bound as distinct_bound
-from sparsum.estimators.bounds.multisample import vimco as vimco
-from sparsum.estimators.bounds.reweighted import wake_wake as wake_wake
-from sparsum.estimators.bounds.topk import topk_bound as topk_bound
+from sparsum.estimators.bounds import Bound as Bound
+from sparsum.estimators.bounds import distinct_bound as distinct_bound
+from sparsum.estimators.bounds import topk_bound as topk_bound
+from sparsum.estimators.bounds import vimco as vimco
+from sparsum.estimators.bounds import vimco_from_weights as vimco_from_weights
+from sparsum.estimators.bounds import wake_wake as wake_wake
+from sparsum.estimators.bounds import wake_wake_from_weights as wake_wake_from_weights
 from sparsum.estimators.control_variates import Rebar as Rebar
 from sparsum.estimators.control_variates import Relax as Relax
 from sparsum.estimators.imle import Imle as Imle

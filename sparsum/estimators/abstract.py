@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import inspect
 import math
 from abc import ABC, abstractmethod
@@ -12,12 +13,34 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from sparsum.distribution.generator import check_generator
+from sparsum.arguments import check_generator, check_int
 from sparsum.estimators.problem import Loss, Problem
 from sparsum.estimators.revalued import Revalued
-from sparsum.gibbs.gibbs import GIBBS_STRUCTURES
-from sparsum.structures import AbstractStructure
-from sparsum.structures.parts import Scores
+from sparsum.inference import require_structure
+from sparsum.structures import AbstractStructure, Scores
+
+
+class Needs(enum.Enum):
+    """What an estimator needs of a structure; see `sparsum.AbstractStructure` for how one of your own has it."""
+
+    NOTHING = "any structure"
+    LIST = "structures with few assignments"
+    GIBBS = "structures that sparsum.Gibbs takes"
+    CHAIN = "structures that are a chain of choices"
+    FREE_CHOICES = "OneOf, Bits and Groups"
+    BITS = "Bits"
+
+    def is_met(self, structure: AbstractStructure) -> bool:
+        """Whether a structure has what is needed; for `LIST`, the number of assignments is checked later."""
+        if self is Needs.GIBBS:
+            return structure.has_partition
+        if self is Needs.CHAIN:
+            return structure.is_chain
+        is_free = structure.is_chain and structure.has_free_choices
+        if self is Needs.BITS:
+            counts = structure.bit_counts()
+            return is_free and counts is not None and counts.is_free(structure.score_shape[-1])
+        return is_free or self is not Needs.FREE_CHOICES
 
 
 @dataclass(frozen=True)
@@ -73,10 +96,8 @@ class AbstractEstimator(torch.nn.Module, ABC):
     is_unbiased: bool = True
     #: Whether the loss gets float vectors instead of atoms, and must be differentiable in them.
     needs_relaxed_loss: bool = False
-    #: The structures it takes.
-    structures: tuple[type[AbstractStructure], ...] = GIBBS_STRUCTURES
-    #: Whether it goes through all assignments, whose number must be known.
-    lists_all: bool = False
+    #: What it needs of a structure.
+    needs: Needs = Needs.GIBBS
     #: Whether to look for rows without a distribution, at the price of one wait for the device.
     validate_args: bool = True
 
@@ -100,6 +121,8 @@ class AbstractEstimator(torch.nn.Module, ABC):
         loss: Loss,
         *,
         context: Tensor | None = None,  # shape: (*batch, *features)
+        mask: Scores | None = None,  # shape: broadcasts to that of scores
+        temperature: float | Tensor | None = None,  # shape: broadcasts to (*batch,)
         generator: torch.Generator | None = None,
     ) -> Estimate:
         """Estimate the expected loss.
@@ -111,6 +134,9 @@ class AbstractEstimator(torch.nn.Module, ABC):
                 (n,). If the estimator ``needs_relaxed_loss``, z are float vectors, (n, *score_shape), else atoms;
                 `sparsum.embed` takes both. In a batch of several dimensions, row counts the flattened batch.
             context: what learned baselines read, without a gradient to it.
+            mask: True where a part is allowed, the same as scores of -inf elsewhere; see `AbstractStructure.bind`.
+            temperature: divides the scores; a positive number, or one per example. Relaxations have a temperature of
+                their own, which divides the perturbed log-probabilities.
             generator: the source of all randomness, on the device of the scores; by default torch's own. With
                 ``chunk_size`` it is also the one that the loss may draw from.
 
@@ -125,11 +151,10 @@ class AbstractEstimator(torch.nn.Module, ABC):
         if not callable(loss):
             raise TypeError(f"loss must be a function of atoms and rows, got {type(loss).__name__}")
         check_generator(generator)
-        bound, rows, batch_shape = structure.rows(scores)
+        bound = structure.bind(scores, mask=mask, temperature=temperature)
+        batch_shape = bound.batch_shape
         problem = Problem(
-            structure=bound,
-            rows=rows,
-            batch_shape=batch_shape,
+            bound=bound,
             loss=loss,
             context=_context_rows(context, batch_shape),
             generator=generator,
@@ -155,12 +180,11 @@ class AbstractEstimator(torch.nn.Module, ABC):
         return ", ".join(f"{name}={value}" for name, value in plain.items() if isinstance(value, bool | int | float | str))
 
     def _check_structure(self, structure: AbstractStructure) -> None:
-        if not isinstance(structure, AbstractStructure):
-            raise TypeError(f"structure must be an AbstractStructure such as OneOf(n), got {type(structure).__name__}")
-        if not isinstance(structure, self.structures):
-            taken = ", ".join(kind.__name__ for kind in self.structures)
+        require_structure(structure)
+        if not self.needs.is_met(structure):
             raise TypeError(
-                f"{type(self).__name__} takes {taken}, got {structure!r}; these take it: {', '.join(_takers(structure))}"
+                f"{type(self).__name__} takes {self.needs.value}, got {structure!r}; "
+                f"these take it: {', '.join(_takers(structure))}"
             )
 
 
@@ -176,12 +200,14 @@ def _check_estimate(found: Estimate, problem: Problem) -> None:
 
 def _takers(structure: AbstractStructure) -> list[str]:
     """The names of the estimators that take a structure, those for any structure first."""
+    is_listed = math.isfinite(structure.log_count())
     kinds = [
         kind
         for kind in _estimators(AbstractEstimator.__subclasses__())
-        if isinstance(structure, kind.structures) and not (kind.lists_all and math.isinf(structure.log_count()))
+        if kind.needs.is_met(structure) and (is_listed or kind.needs is not Needs.LIST)
     ]
-    return [kind.__name__ for kind in sorted(kinds, key=lambda kind: len(kind.structures))]
+    order = list(Needs)
+    return [kind.__name__ for kind in sorted(kinds, key=lambda kind: order.index(kind.needs))]
 
 
 def _estimators(kinds: list[type[AbstractEstimator]]) -> list[type[AbstractEstimator]]:
@@ -200,3 +226,13 @@ def _context_rows(context: Tensor | None, batch_shape: torch.Size) -> Tensor | N
         wanted = ", ".join([*map(str, batch_shape), "*features"])
         raise ValueError(f"context must have shape ({wanted}), got {tuple(context.shape)}")
     return context.detach().reshape(math.prod(batch_shape), *context.shape[len(batch_shape) :])
+
+
+def check_samples(samples: int, least: int = 1) -> int:
+    """The number of samples, if it is large enough."""
+    return check_int("samples", samples, least=least)
+
+
+def check_chunk_size(chunk_size: int | None) -> int | None:
+    """The size of chunks, if it is None or a positive int."""
+    return None if chunk_size is None else check_int("chunk_size", chunk_size, least=1)

@@ -11,15 +11,16 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from sparsum.estimators.abstract import AbstractEstimator, Estimate
+from sparsum.estimators.abstract import AbstractEstimator, Estimate, Needs
 from sparsum.estimators.problem import Problem
-from sparsum.structures import AbstractStructure, Bits
+from sparsum.structures import AbstractStructure
+from sparsum.tensors import at_least_float32
 
 
 class _AbstractPair(AbstractEstimator):
     """Two antithetic samples, and a gradient that depends on the difference of their losses."""
 
-    structures = (Bits,)
+    needs = Needs.BITS
 
     def n_calls(self, structure: AbstractStructure) -> int:
         """Two samples."""
@@ -28,8 +29,9 @@ class _AbstractPair(AbstractEstimator):
     def estimate(self, problem: Problem) -> Estimate:
         """The average loss of both, and the gradient of their difference."""
         p = problem.gibbs()
-        logits = problem.rows.float() if torch.finfo(problem.dtype).bits == 16 else problem.rows
-        logits = torch.where(problem.rows == -torch.inf, torch.finfo(logits.dtype).min, logits)
+        scores = problem.bound.flat
+        logits = at_least_float32(scores)
+        logits = torch.where(scores == -torch.inf, torch.finfo(logits.dtype).min, logits)
         fixed = logits.detach()
         uniform = torch.rand(fixed.shape, dtype=fixed.dtype, device=fixed.device, generator=problem.generator)
         pair = torch.stack([uniform > (-fixed).sigmoid(), uniform < fixed.sigmoid()], 1)
@@ -37,7 +39,7 @@ class _AbstractPair(AbstractEstimator):
         difference = (losses[:, :1] - losses[:, 1:]).detach()
         gradient = difference * self._weight(fixed, uniform, pair)
         # A forbidden bit has no gradient, but with a large loss its product would overflow.
-        along = torch.where(problem.rows == -torch.inf, 0.0, gradient * logits)
+        along = torch.where(scores == -torch.inf, 0.0, gradient * logits)
         surrogate = losses.mean(1) + along.sum(-1)
         return Estimate(surrogate, losses.mean(1), problem.calls(2), p)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsum.estimators.arguments import check_number
+from sparsum.arguments import check_number
 
 
 class RunningMean(torch.nn.Module):

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsum.estimators.abstract import AbstractEstimator, Estimate
-from sparsum.estimators.arguments import check_number
+from sparsum.arguments import check_int, check_number
+from sparsum.estimators.abstract import AbstractEstimator, Estimate, Needs
 from sparsum.estimators.baselines import in_dtype_of, perceptron, predict
 from sparsum.estimators.noise import exponential
 from sparsum.estimators.problem import Problem
-from sparsum.estimators.relaxations import INDEPENDENT, logits_of, one_hot, vectors_of
+from sparsum.estimators.relaxations import logits_of, one_hot, vectors_of
 from sparsum.estimators.temperature import Anneal, temperature_of
-from sparsum.gibbs.choices import atoms_of
 from sparsum.structures import AbstractStructure
 
 
@@ -79,7 +78,7 @@ class Rebar(AbstractEstimator):
     """
 
     needs_relaxed_loss = True
-    structures = INDEPENDENT
+    needs = Needs.FREE_CHOICES
 
     def __init__(self, temperature: float | Anneal = 0.5, *, scale: float = 1.0, learn_scale: bool = True) -> None:
         super().__init__()
@@ -142,7 +141,7 @@ class Relax(AbstractEstimator):
           https://arxiv.org/abs/1711.00123
     """
 
-    structures = INDEPENDENT
+    needs = Needs.FREE_CHOICES
 
     def __init__(
         self,
@@ -153,8 +152,8 @@ class Relax(AbstractEstimator):
         temperature: float | Anneal = 1.0,
     ) -> None:
         super().__init__()
-        check_number("n_scores", n_scores, least=1, is_whole=True)
-        check_number("context_size", context_size, least=0, is_whole=True)
+        check_int("n_scores", n_scores, least=1)
+        check_int("context_size", context_size, least=0)
         self.n_scores, self.context_size = n_scores, context_size
         self.temperature = temperature_of(temperature)
         self.network = perceptron(n_scores + context_size, hidden)
@@ -206,7 +205,7 @@ def _vector_losses(problem: Problem, hard: Tensor) -> Tensor:
 
 def _atom_losses(problem: Problem, hard: Tensor) -> Tensor:
     """The losses of one-hot choices as atoms: (n_rows,)."""
-    return problem.losses(atoms_of(problem.structure, hard.argmax(-1), problem.dtype), problem.row(1))
+    return problem.losses(problem.structure.choices_to_atoms(hard.argmax(-1), problem.dtype), problem.row(1))
 
 
 def _along(gradient: Tensor, logits: Tensor) -> Tensor:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from sparsum.estimators.noise import gumbel
 from sparsum.estimators.problem import Problem
-from sparsum.gibbs.chain import Chain, draw
-from sparsum.gibbs.choices import potentials
-from sparsum.structures import AbstractStructure
-from sparsum.structures.parts import tensors_of
+from sparsum.gibbs.chain import Chain
+from sparsum.structures.log_space import draw
 
 
 def sample_without_replacement(chain: Chain, k: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
@@ -91,13 +87,7 @@ def instead_of_weightless(
     return torch.where(has_weight, atoms, atoms[:, :1])
 
 
-def count_up_to(structure: AbstractStructure, most: int) -> int:
-    """The number of assignments, or ``most`` if there are more."""
-    return round(math.exp(min(structure.log_count(), math.log(most))))
-
-
 def chain_of(problem: Problem) -> Chain:
-    """The row of choices behind a problem, without gradient and in float64, which keeps small rests of probability."""
-    rows = problem.rows
-    doubles = tuple(tensor.detach().double() for tensor in tensors_of(rows))
-    return Chain.from_potentials(*potentials(problem.structure, doubles if isinstance(rows, tuple) else doubles[0]))
+    """The chain of choices behind a problem, without gradient and in float64, which keeps small rests of probability."""
+    bound = problem.bound.map(lambda tensor: tensor.detach().double())
+    return Chain.from_potentials(bound.structure.potentials(bound.scores))

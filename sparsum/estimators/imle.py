@@ -9,17 +9,14 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from sparsum.distribution.generator import check_generator
-from sparsum.estimators.abstract import AbstractEstimator, Estimate
-from sparsum.estimators.arguments import check_number, check_samples
+from sparsum.arguments import check_generator, check_number
+from sparsum.estimators.abstract import AbstractEstimator, Estimate, Needs, check_samples
 from sparsum.estimators.noise import gumbel, logistic
 from sparsum.estimators.problem import Problem
-from sparsum.gibbs.chain import FORBIDDEN
-from sparsum.gibbs.choices import keeps_to
-from sparsum.gibbs.gibbs import GIBBS_STRUCTURES
-from sparsum.structures import AbstractStructure, Bits, Budget
-from sparsum.structures.bad_rows import is_unusable, raise_bad_rows
-from sparsum.structures.parts import Scores, flatten_parts, select_rows, tensors_of, unflatten_parts
+from sparsum.structures import AbstractStructure, BoundScores, Scores
+from sparsum.structures.log_space import FORBIDDEN
+from sparsum.structures.scores import as_tuple, flatten
+from sparsum.tensors import at_least_float32
 
 #: Noise of a shape, in the dtype and on the device of a tensor.
 Noise = Callable[[Sequence[int], Tensor, torch.Generator | None], Tensor]
@@ -60,7 +57,7 @@ class Imle(AbstractEstimator):
 
     is_unbiased = False
     needs_relaxed_loss = True
-    structures = (AbstractStructure,)
+    needs = Needs.NOTHING
 
     def __init__(self, step: float = 1.0, *, samples: int = 1, noise: Noise | None = None) -> None:
         super().__init__()
@@ -74,16 +71,14 @@ class Imle(AbstractEstimator):
     def estimate(self, problem: Problem) -> Estimate:
         """The average over samples."""
         noise = self.noise if self.noise is not None else default_noise(problem.structure)
-        p = problem.gibbs() if keeps_to(problem.structure, GIBBS_STRUCTURES) else _perturb_and_map(problem, noise)
-        flat = flatten_parts(problem.rows)
-        flat = flat.float() if torch.finfo(flat.dtype).bits == 16 else flat
-        row = problem.row(self.samples)
-        structure = problem.structure.select(row)
-        like = select_rows(problem.rows, row)
-        fixed = flat.detach()[row]
+        p = problem.gibbs() if problem.structure.has_partition else _perturb_and_map(problem, noise)
+        flat = at_least_float32(problem.bound.flat)
+        # A sample for each of these rows.
+        drawn = problem.bound.map(Tensor.detach).select(problem.row(self.samples))
+        fixed = at_least_float32(drawn.flat)
         perturbed = fixed + noise(fixed.shape, fixed, problem.generator)
-        chosen = structure.vectors(structure.argmax(unflatten_parts(perturbed, like)))
-        first = tensors_of(chosen)[0].to(problem.dtype)
+        chosen = _best_vectors(drawn.with_flat(perturbed))
+        first = as_tuple(chosen)[0].to(problem.dtype)
         with torch.enable_grad():
             point = first.unflatten(0, (problem.n_rows, self.samples)).requires_grad_()
             losses = problem.relaxed_losses(point)
@@ -91,31 +86,40 @@ class Imle(AbstractEstimator):
         if flat.requires_grad and torch.is_grad_enabled():
             (slope,) = torch.autograd.grad(losses.sum(), point, retain_graph=True)
             slope = torch.nn.functional.pad(slope.flatten(2).flatten(0, 1), (0, fixed.shape[1] - first.shape[1:].numel()))
-            moved = structure.vectors(structure.argmax(unflatten_parts(perturbed - self.step * slope, like)))
-            gradient = (flatten_parts(chosen) - flatten_parts(moved)).to(flat.dtype) / self.step
-            # An optimum of scores that are no numbers says nothing.
+            moved = _best_vectors(drawn.with_flat(perturbed - self.step * slope))
+            gradient = (flatten(chosen) - flatten(moved)).to(flat.dtype) / self.step
+            # The optimum of scores that are not finite says nothing.
             gradient = torch.where(slope.isfinite().all(-1, keepdim=True), gradient, torch.nan)
             along = gradient.unflatten(0, (problem.n_rows, self.samples)).mean(1)
             surrogate = surrogate + (along * flat.clamp_min(FORBIDDEN)).sum(-1)
         return Estimate(surrogate, losses.mean(1), problem.calls(self.samples), p)
 
 
+def _best_vectors(bound: BoundScores) -> Scores:
+    """The vectors of the best assignments, in the form of the scores."""
+    return bound.structure.vectors(bound.argmax())
+
+
 class PerturbAndMap(Distribution):
     """The distribution of the optima of perturbed scores: known by its samples alone.
 
     Args:
-        problem: rows of scores and their structure.
+        bound: rows of scores, bound to their structure.
         noise: what perturbs the scores.
     """
 
     arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
 
-    def __init__(self, problem: Problem, noise: Noise) -> None:
-        self.structure, self._rows, self._noise = problem.structure, problem.rows, noise
-        best = problem.structure.argmax(problem.rows)
+    def __init__(self, bound: BoundScores, noise: Noise) -> None:
+        self.bound, self._noise = bound, noise
         #: The best assignment without noise: (*batch_shape, *event_shape).
-        self.best = best.reshape(problem.batch_shape + best.shape[1:])
-        super().__init__(problem.batch_shape, best.shape[1:], validate_args=False)
+        self.best = bound.shaped(bound.argmax())
+        super().__init__(bound.batch_shape, self.best.shape[len(bound.batch_shape) :], validate_args=False)
+
+    @property
+    def structure(self) -> AbstractStructure:
+        """The set of assignments."""
+        return self.bound.structure
 
     @property
     def mode(self) -> Tensor:
@@ -126,16 +130,14 @@ class PerturbAndMap(Distribution):
         """Independent draws: (*sample_shape, *batch_shape, *event_shape)."""
         check_generator(generator)
         shape = torch.Size([sample_shape] if isinstance(sample_shape, int) else sample_shape)
-        flat = flatten_parts(self._rows).detach()
-        flat = flat.float() if torch.finfo(flat.dtype).bits == 16 else flat
-        row = torch.arange(len(flat), device=flat.device).repeat(shape.numel())
-        perturbed = flat[row] + self._noise((len(row), flat.shape[1]), flat, generator)
-        scores: Scores = unflatten_parts(perturbed, select_rows(self._rows, row))
-        atoms = self.structure.select(row).argmax(scores)
+        rows = torch.arange(self.bound.n_rows, device=self.bound.device).repeat(shape.numel())
+        drawn = self.bound.map(Tensor.detach).select(rows)
+        flat = at_least_float32(drawn.flat)
+        atoms = drawn.with_flat(flat + self._noise(flat.shape, flat, generator)).argmax()
         return atoms.reshape(shape + self.batch_shape + self.event_shape)
 
     def entropy(self) -> Tensor:
-        """Nobody knows it."""
+        """Not known."""
         raise NotImplementedError(
             f"the entropy of optima of perturbed scores over {self.structure!r} is not known; SparseMAP and TopK have one"
         )
@@ -143,16 +145,17 @@ class PerturbAndMap(Distribution):
 
 def _perturb_and_map(problem: Problem, noise: Noise) -> PerturbAndMap:
     """The distribution of a problem, if all rows have one."""
-    p = PerturbAndMap(problem, noise)
+    bound = problem.bound
+    p = PerturbAndMap(bound, noise)
     if problem.validate_args:
-        flat = flatten_parts(problem.rows).detach()
-        best = p.best.reshape(problem.n_rows, *p.event_shape)
-        is_bad = is_unusable(flat) | (problem.structure.score(problem.rows, best, problem.row(1)).detach() == -torch.inf)
+        best = p.best.reshape(bound.n_rows, *p.event_shape)
+        is_bad = bound.is_unusable | (bound.score(best, bound.row(1)).detach() == -torch.inf)
         if bool(is_bad.any()):
-            raise_bad_rows(is_bad, flat)
+            bound.raise_bad(is_bad)
     return p
 
 
 def default_noise(structure: AbstractStructure) -> Noise:
     """Logistic noise where a score decides against 0, Gumbel noise where scores compete."""
-    return logistic if isinstance(structure, Bits | Budget) else gumbel
+    counts = structure.bit_counts()
+    return gumbel if counts is None or counts.is_exact else logistic

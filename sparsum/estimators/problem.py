@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from sparsum.gibbs import Gibbs
-from sparsum.structures import AbstractStructure, Bits
-from sparsum.structures.parts import Scores, tensors_of
+from sparsum.structures import AbstractStructure, BoundScores
+from sparsum.tensors import at_least_float32
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -22,9 +22,7 @@ _INSTEAD = "an estimator that hands it atoms, such as SparseMAP, TopK, ScoreFunc
 class Problem:
     """Rows of scores over a structure, and a loss of assignments to be averaged in each row."""
 
-    structure: AbstractStructure  # as bound to these rows
-    rows: Scores  # shape: (n_rows, *score_shape)
-    batch_shape: torch.Size
+    bound: BoundScores
     loss: Loss
     context: Tensor | None  # shape: (n_rows, *features)
     generator: torch.Generator | None
@@ -32,23 +30,28 @@ class Problem:
     validate_args: bool
 
     @property
+    def structure(self) -> AbstractStructure:
+        """The set of assignments, as bound to these rows."""
+        return self.bound.structure
+
+    @property
     def n_rows(self) -> int:
         """The number of rows."""
-        return len(tensors_of(self.rows)[0])
+        return self.bound.n_rows
 
     @property
     def device(self) -> torch.device:
         """The device of the scores."""
-        return tensors_of(self.rows)[0].device
+        return self.bound.device
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the scores."""
-        return tensors_of(self.rows)[0].dtype
+        return self.bound.dtype
 
     def gibbs(self) -> Gibbs:
         """The dense distribution of the batch."""
-        return Gibbs._from_rows(self.structure, self.rows, self.batch_shape, validate_args=self.validate_args)
+        return Gibbs.from_bound(self.bound, validate_args=self.validate_args)
 
     def features(self, n: int) -> Tensor:
         """The context of each row as n numbers: (n_rows, n)."""
@@ -61,8 +64,7 @@ class Problem:
 
     def row(self, n_each: int) -> Tensor:
         """The row of each of ``n_each`` atoms per row: (n_rows * n_each,)."""
-        rows = torch.arange(self.n_rows, device=self.device)
-        return rows.repeat_interleave(n_each, output_size=self.n_rows * n_each)
+        return self.bound.row(n_each)
 
     def calls(self, n_each: int) -> Tensor:
         """The same number of calls for every row."""
@@ -94,7 +96,7 @@ class Problem:
         atoms: Tensor,  # shape: (n_rows, n_each, *event_shape)
     ) -> Tensor:
         """The log-probability of the same number of atoms for each row, in float32 at least: (n_rows, n_each)."""
-        return p._model.log_prob(atoms.flatten(0, 1), self.row(atoms.shape[1])).reshape(atoms.shape[:2])
+        return p.model.log_prob(atoms.flatten(0, 1), self.row(atoms.shape[1])).reshape(atoms.shape[:2])
 
     def relaxed_losses(
         self,
@@ -105,8 +107,8 @@ class Problem:
         try:
             values = self.losses(z, row)
         except (IndexError, RuntimeError, TypeError) as error:
-            # The vectors of bits are no other than its atoms.
-            if isinstance(self.structure, Bits) or isinstance(error, torch.OutOfMemoryError):
+            # The vectors of bits are their atoms.
+            if self.structure.bit_counts() is not None or isinstance(error, torch.OutOfMemoryError):
                 raise
             seen = f"{str(z.dtype).removeprefix('torch.')} vectors of shape {tuple(z.shape)}"
             raise TypeError(
@@ -138,7 +140,7 @@ def checked_values(
             f"{name} must return one number per assignment, shape ({len(row)},), got {tuple(values.shape)}; index what "
             "belongs to an example by row, as in x[row], and neither keep dimensions nor average over the assignments"
         )
-    return values.float() if torch.finfo(values.dtype).bits == 16 else values
+    return at_least_float32(values)
 
 
 def _depends_on(values: Tensor, z: Tensor) -> bool:

@@ -7,23 +7,19 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from sparsum.estimators.abstract import AbstractEstimator, Estimate
-from sparsum.estimators.arguments import check_samples
+from sparsum.estimators.abstract import AbstractEstimator, Estimate, Needs, check_samples
 from sparsum.estimators.noise import gumbel
 from sparsum.estimators.problem import Problem
 from sparsum.estimators.temperature import Anneal, temperature_of
-from sparsum.gibbs.chain import FORBIDDEN
-from sparsum.gibbs.choices import marginals_of, potentials
-from sparsum.structures import AbstractStructure, Bits, Groups, OneOf
-
-#: Structures whose choices are independent of each other, so that each can be relaxed on its own.
-INDEPENDENT = (OneOf, Bits, Groups)
+from sparsum.structures import AbstractStructure
+from sparsum.structures.log_space import FORBIDDEN
+from sparsum.tensors import at_least_float32
 
 
 def logits_of(problem: Problem) -> Tensor:
     """Log-probabilities of the choices, differentiable, a bit being one of two: (n_rows, n_choosers, n_choices)."""
-    logits, _ = potentials(problem.structure, problem.rows)
-    logits = logits.float() if torch.finfo(logits.dtype).bits == 16 else logits
+    logits = problem.structure.potentials(problem.bound.scores).unary
+    logits = at_least_float32(logits)
     return torch.where(logits == -torch.inf, FORBIDDEN, logits).log_softmax(-1)
 
 
@@ -32,7 +28,7 @@ def vectors_of(
     choices: Tensor,  # shape: (n_rows, n_each, n_choosers, n_choices)
 ) -> Tensor:
     """Relaxed or one-hot choices as vectors of the structure: (n_rows, n_each, *score_shape)."""
-    vectors: Tensor = marginals_of(problem.structure, choices.flatten(0, 1), None)
+    vectors: Tensor = problem.structure.choice_marginals(choices.flatten(0, 1), None, problem.bound.scores)
     return vectors.reshape(*choices.shape[:2], *vectors.shape[1:])
 
 
@@ -48,7 +44,7 @@ class _AbstractRelaxation(AbstractEstimator):
 
     is_unbiased = False
     needs_relaxed_loss = True
-    structures = INDEPENDENT
+    needs = Needs.FREE_CHOICES
 
     def __init__(self, samples: int) -> None:
         super().__init__()

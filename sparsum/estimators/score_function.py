@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsum.estimators.abstract import AbstractEstimator, Estimate
-from sparsum.estimators.arguments import check_number, check_samples
+from sparsum.arguments import check_int
+from sparsum.estimators.abstract import AbstractEstimator, Estimate, check_samples
 from sparsum.estimators.baselines import RunningMean, in_dtype_of, perceptron, predict
 from sparsum.estimators.problem import Problem
 from sparsum.gibbs import Gibbs
@@ -139,7 +139,7 @@ class NVIL(AbstractEstimator):
             raise ValueError("give either context_size, the number of features of the context, or a network")
         if network is None:
             assert context_size is not None
-            check_number("context_size", context_size, least=1, is_whole=True)
+            check_int("context_size", context_size, least=1)
             network = perceptron(context_size, hidden)
         self.network, self.context_size = network, context_size
         self.centre = RunningMean(0.8) if normalise else None

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsum.estimators.abstract import AbstractEstimator, Estimate
-from sparsum.estimators.arguments import check_number
+from sparsum.arguments import check_int
+from sparsum.estimators.abstract import AbstractEstimator, Estimate, Needs
 from sparsum.estimators.baselines import RunningMean
-from sparsum.estimators.distinct import chain_of, count_up_to, instead_of_weightless, sample_outside
+from sparsum.estimators.distinct import chain_of, instead_of_weightless, sample_outside
+from sparsum.estimators.members import count_up_to
 from sparsum.estimators.problem import Problem
 from sparsum.estimators.score_function import current
 from sparsum.gibbs import Gibbs
-from sparsum.gibbs.choices import CHAINS, atoms_of, choices_of
 from sparsum.structures import AbstractStructure
 
 
@@ -40,11 +40,11 @@ class SumAndSample(AbstractEstimator):
           2019), section 3, https://arxiv.org/abs/1810.04777
     """
 
-    structures = CHAINS
+    needs = Needs.CHAIN
 
     def __init__(self, k: int = 1, *, baseline: bool = True) -> None:
         super().__init__()
-        check_number("k", k, least=1, is_whole=True)
+        check_int("k", k, least=1)
         self.k = k
         self.baseline = RunningMean() if baseline else None
 
@@ -68,15 +68,15 @@ class SumAndSample(AbstractEstimator):
     def _terms(self, problem: Problem, p: Gibbs) -> tuple[Tensor, Tensor, Tensor]:
         """Atoms, (n_rows, n, *event_shape), with their weights and log-probabilities, (n_rows, n); weights may be 0."""
         with torch.no_grad():
-            atoms, is_valid = problem.structure.kbest(problem.rows, self.k)
+            atoms, is_valid = problem.bound.kbest(self.k)
             # In the precision of the chain: in half precision nothing would be left of the rest.
-            excluded, chain = choices_of(problem.structure, atoms), chain_of(problem)
+            excluded, chain = problem.structure.atoms_to_choices(atoms), chain_of(problem)
             log_probs = chain.log_prob(excluded.flatten(0, 1), problem.row(excluded.shape[1])).reshape(is_valid.shape)
             log_probs = log_probs.double().masked_fill(~is_valid, -torch.inf)
             weights = log_probs.exp()
             if self.n_calls(problem.structure) > self.k:
                 drawn = sample_outside(chain, excluded, log_probs, problem.generator)
-                other = atoms_of(problem.structure, drawn, problem.dtype).unsqueeze(1)
+                other = problem.structure.choices_to_atoms(drawn, problem.dtype).unsqueeze(1)
                 rest = (1 - weights.sum(1, keepdim=True)).clamp_min(0.0)
                 # Where rounding alone left something, the sample may be a forbidden one.
                 rest = torch.where(problem.log_probs(p, other) > -torch.inf, rest, 0.0)

@@ -8,24 +8,20 @@ import torch
 from torch import Tensor
 
 from sparsum import kernels
+from sparsum.arguments import check_int, check_number
 from sparsum.distribution import SparseDistribution
-from sparsum.estimators.abstract import AbstractEstimator, Estimate
-from sparsum.estimators.arguments import check_chunk_size, check_number
+from sparsum.estimators.abstract import AbstractEstimator, Estimate, Needs, check_chunk_size
 from sparsum.estimators.members import MAX_COUNT, count_of, members
 from sparsum.estimators.problem import Problem
 from sparsum.gibbs import Gibbs
-from sparsum.gibbs.choices import keeps_to
-from sparsum.gibbs.gibbs import GIBBS_STRUCTURES
-from sparsum.inference import sparsemap, topk_sparsemax
-from sparsum.segments import Segments, may_be_padded, positions_of, read_sizes
+from sparsum.inference import check_solver, sparsemap_of, topk_sparsemax_of
+from sparsum.segments import OnBad, Packed
 from sparsum.simplex import entmax, entmax15, sparsemax
-from sparsum.simplex.blocks import Packed, support
+from sparsum.simplex.blocks import support
 from sparsum.simplex.dispatch import EXPONENTS
 from sparsum.simplex.packed import packed_entmax
 from sparsum.solvers import AbstractSolver
-from sparsum.structures import AbstractStructure, OneOf
-from sparsum.structures.bad_rows import is_unusable, raise_bad_rows
-from sparsum.structures.parts import flatten_parts
+from sparsum.structures import AbstractStructure
 
 
 class Dense(AbstractEstimator):
@@ -43,12 +39,11 @@ class Dense(AbstractEstimator):
         chunk_size: at most this many atoms at a time, as in `sparsum.SparseDistribution.expect`.
     """
 
-    structures = (AbstractStructure,)
-    lists_all = True
+    needs = Needs.LIST
 
     def __init__(self, *, max_count: int = MAX_COUNT, chunk_size: int | None = None) -> None:
         super().__init__()
-        check_number("max_count", max_count, least=1, is_whole=True)
+        check_int("max_count", max_count, least=1)
         self.max_count, self.chunk_size = max_count, check_chunk_size(chunk_size)
 
     def n_calls(self, structure: AbstractStructure) -> int:
@@ -57,24 +52,22 @@ class Dense(AbstractEstimator):
 
     def estimate(self, problem: Problem) -> Estimate:
         """The weighted sum of all losses."""
-        atoms, scores = members(problem, self.n_calls(problem.structure))
-        probs = scores.softmax(-1).to(problem.dtype)
+        bound = problem.bound
+        atoms, scores = members(bound, self.n_calls(problem.structure))
         allowed = scores.detach() > -torch.inf
-        is_bad = is_unusable(flatten_parts(problem.rows)) | ~allowed.any(-1)
-        n_kept, n_bad = read_sizes(allowed.sum(), is_bad.sum(), most=allowed.numel())
-        if n_bad:
-            raise_bad_rows(is_bad, flatten_parts(problem.rows))
-        atoms, probs = atoms.flatten(0, 1), probs.reshape(-1)
-        segments = Segments.from_lengths(allowed.sum(-1), n_kept)
-        if n_kept < allowed.numel() or may_be_padded():
-            kept = positions_of(allowed.reshape(-1), n_kept)
-            atoms, probs = atoms[kept], segments.clear_padding(probs.index_select(0, kept))
-        q = SparseDistribution._from_segments(atoms, probs, segments, problem.batch_shape, problem.structure)
+        packed = Packed.of(allowed, is_bad=bound.is_unusable, is_empty_bad=True, on_bad=bound.raise_bad)
+        q = SparseDistribution.from_segments(
+            packed.take(atoms),
+            packed.take_weights(scores.softmax(-1).to(problem.dtype)),
+            packed.segments,
+            bound.batch_shape,
+            bound.structure,
+        )
         found = _sum(problem, q, self.chunk_size)
-        if not keeps_to(problem.structure, GIBBS_STRUCTURES):
+        if not problem.structure.has_partition:
             return found
         # What was checked above needs no second wait for the device.
-        gibbs = Gibbs._from_rows(problem.structure, problem.rows, problem.batch_shape, validate_args=False)
+        gibbs = Gibbs.from_bound(bound, validate_args=False)
         return Estimate(found.surrogate, found.value, found.calls, gibbs)
 
 
@@ -101,13 +94,12 @@ class Sparse(AbstractEstimator):
           Martins, 2020), section 3, https://arxiv.org/abs/2007.01919
     """
 
-    structures = (AbstractStructure,)
-    lists_all = True
+    needs = Needs.LIST
 
     def __init__(self, alpha: float = 2.0, *, max_count: int = MAX_COUNT, chunk_size: int | None = None) -> None:
         super().__init__()
         check_number("alpha", alpha, above=1.0)
-        check_number("max_count", max_count, least=1, is_whole=True)
+        check_int("max_count", max_count, least=1)
         self.alpha, self.max_count, self.chunk_size = float(alpha), max_count, check_chunk_size(chunk_size)
 
     def n_calls(self, structure: AbstractStructure) -> None:
@@ -115,32 +107,27 @@ class Sparse(AbstractEstimator):
 
     def estimate(self, problem: Problem) -> Estimate:
         """The weighted sum of the losses of what has mass."""
-        structure, rows = problem.structure, problem.rows
-        flat = flatten_parts(rows).detach()
-        if isinstance(structure, OneOf):
-            # The mapping knows what to do with +inf; elsewhere sums of it would say nothing.
-            is_bad = None
-            packed, probs, n_bad = self._support(problem.rows, is_bad)
-            atoms = packed.flat % structure.n
+        bound, structure = problem.bound, problem.structure
+        if structure.has_free_choices and bound.flat.shape[-1] == structure.group_size:
+            # One choice: the mapping itself knows what to do with +inf; elsewhere sums of it would say nothing.
+            packed, probs = self._support(bound.flat, None, bound.raise_bad)
+            choices = (packed.flat % bound.flat.shape[-1]).unsqueeze(-1)
+            atoms = structure.choices_to_atoms(choices, bound.dtype)
         else:
-            every, scores = members(problem, count_of(structure, self.max_count, "Sparse"))
-            is_bad = is_unusable(flat)
-            packed, probs, n_bad = self._support(scores, is_bad)
-            atoms = every.flatten(0, 1)[packed.flat]
-        if n_bad:
-            is_empty = packed.segments.lengths == 0
-            raise_bad_rows(is_empty if is_bad is None else is_empty | is_bad, flat)
+            every, scores = members(bound, count_of(structure, self.max_count, "Sparse"))
+            packed, probs = self._support(scores, bound.is_unusable, bound.raise_bad)
+            atoms = packed.take(every)
         probs = probs.to(problem.dtype)
-        q = SparseDistribution._from_segments(atoms, probs, packed.segments, problem.batch_shape, structure)
+        q = SparseDistribution.from_segments(atoms, probs, packed.segments, bound.batch_shape, structure)
         return _sum(problem, q, self.chunk_size)
 
-    def _support(self, scores: Tensor, is_bad: Tensor | None) -> tuple[Packed, Tensor, int]:
-        """Positions and probabilities of what has mass in each row, and how many rows are bad or have nothing."""
+    def _support(self, scores: Tensor, is_bad: Tensor | None, on_bad: OnBad) -> tuple[Packed, Tensor]:
+        """Positions and probabilities of what has mass in each row."""
         if is_bad is None and self.alpha in EXPONENTS and kernels.serve(scores):
-            return packed_entmax(scores, self.alpha)
+            return packed_entmax(scores, self.alpha, on_bad=on_bad)
         probs = {2.0: sparsemax, 1.5: entmax15}.get(self.alpha, functools.partial(entmax, alpha=self.alpha))(scores)
-        packed, n_bad = support(probs.detach(), is_bad)
-        return packed, packed.segments.clear_padding(probs.reshape(-1).index_select(0, packed.flat)), n_bad
+        packed = support(probs.detach(), is_bad=is_bad, on_bad=on_bad)
+        return packed, packed.take_weights(probs)
 
 
 class TopK(AbstractEstimator):
@@ -156,11 +143,11 @@ class TopK(AbstractEstimator):
         chunk_size: at most this many atoms at a time, as in `sparsum.SparseDistribution.expect`.
     """
 
-    structures = (AbstractStructure,)
+    needs = Needs.NOTHING
 
     def __init__(self, k: int, *, chunk_size: int | None = None) -> None:
         super().__init__()
-        check_number("k", k, least=1, is_whole=True)
+        check_int("k", k, least=1)
         self.k, self.chunk_size = k, check_chunk_size(chunk_size)
 
     def n_calls(self, structure: AbstractStructure) -> None:
@@ -168,7 +155,7 @@ class TopK(AbstractEstimator):
 
     def estimate(self, problem: Problem) -> Estimate:
         """The weighted sum of the losses of what has mass."""
-        return _sum(problem, topk_sparsemax(problem.rows, problem.structure, self.k), self.chunk_size)
+        return _sum(problem, topk_sparsemax_of(problem.bound, self.k), self.chunk_size)
 
 
 class SparseMAP(AbstractEstimator):
@@ -184,12 +171,11 @@ class SparseMAP(AbstractEstimator):
         chunk_size: at most this many atoms at a time, as in `sparsum.SparseDistribution.expect`.
     """
 
-    structures = (AbstractStructure,)
+    needs = Needs.NOTHING
 
     def __init__(self, solver: AbstractSolver | None = None, *, chunk_size: int | None = None) -> None:
         super().__init__()
-        if solver is not None and not isinstance(solver, AbstractSolver):
-            raise TypeError(f"solver must be a solver such as sparsum.solvers.ActiveSet(), got {type(solver).__name__}")
+        check_solver(solver)
         self.solver, self.chunk_size = solver, check_chunk_size(chunk_size)
 
     def n_calls(self, structure: AbstractStructure) -> None:
@@ -197,14 +183,11 @@ class SparseMAP(AbstractEstimator):
 
     def estimate(self, problem: Problem) -> Estimate:
         """The weighted sum of the losses of what has mass."""
-        return _sum(problem, sparsemap(problem.rows, problem.structure, solver=self.solver), self.chunk_size)
+        return _sum(problem, sparsemap_of(problem.bound, self.solver), self.chunk_size)
 
 
 def _sum(problem: Problem, q: SparseDistribution, chunk_size: int | None) -> Estimate:
-    """The sum of all terms, and the distribution in the shape of the batch."""
+    """The sum of all terms."""
     generators = () if problem.generator is None else (problem.generator,)
     value = q.expect(problem.losses, chunk_size=chunk_size, generators=generators)
-    shaped = SparseDistribution._from_segments(
-        q.atoms, q.probs, q._segments, problem.batch_shape, q.structure, is_exact=q.is_exact.reshape(problem.batch_shape)
-    )
-    return Estimate(value, value, q.n_atoms_per_row, shaped)
+    return Estimate(value, value, q.n_atoms_per_row, q)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsum.estimators.arguments import check_number
+from sparsum.arguments import check_int, check_number
 
 # Below this, quotients overflow in float32.
 _LOWEST = 1e-6
@@ -39,7 +39,7 @@ class Anneal(torch.nn.Module):
     def __init__(self, rate: float = 1e-5, *, every: int = 500, minimum: float = 0.5) -> None:
         super().__init__()
         check_number("rate", rate, least=0.0)
-        check_number("every", every, least=1, is_whole=True)
+        check_int("every", every, least=1)
         check_number("minimum", minimum, above=0.0, least=_LOWEST)
         self.rate, self.every, self.minimum = rate, every, minimum
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from sparsum.estimators.abstract import AbstractEstimator, Estimate
-from sparsum.estimators.arguments import check_samples
-from sparsum.estimators.distinct import chain_of, count_up_to, instead_of_weightless, sample_without_replacement
+from sparsum.estimators.abstract import AbstractEstimator, Estimate, Needs, check_samples
+from sparsum.estimators.distinct import chain_of, instead_of_weightless, sample_without_replacement
+from sparsum.estimators.members import count_up_to
 from sparsum.estimators.problem import Problem
-from sparsum.gibbs.chain import FORBIDDEN
-from sparsum.gibbs.choices import CHAINS, atoms_of
 from sparsum.structures import AbstractStructure
+from sparsum.structures.log_space import FORBIDDEN
+from sparsum.tensors import tensor_cache
 
 _MOST_SAMPLES = 12
 
@@ -46,7 +45,7 @@ class UnorderedSet(AbstractEstimator):
           2020), equation 13, https://arxiv.org/abs/2002.06043
     """
 
-    structures = CHAINS
+    needs = Needs.CHAIN
 
     def __init__(self, samples: int = 4) -> None:
         super().__init__()
@@ -64,7 +63,7 @@ class UnorderedSet(AbstractEstimator):
         with torch.no_grad():
             choices, log_probs = sample_without_replacement(chain_of(problem), self.samples, problem.generator)
             weights, others = set_weights(log_probs)
-            atoms = atoms_of(problem.structure, choices, problem.dtype)
+            atoms = problem.structure.choices_to_atoms(choices, problem.dtype)
             atoms = instead_of_weightless(atoms, weights)
         losses = problem.sample_losses(atoms)
         values = losses.detach()
@@ -112,7 +111,7 @@ def _log_rest(
     return result
 
 
-@lru_cache
+@tensor_cache
 def _levels(n: int, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor]]:
     """The subsets of n samples, those with n - 1 first: their numbers, what each leaves out, and their numbers with it."""
     levels = []

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Stands for -inf, so that no difference of infinities makes a NaN; sums of many fit into float32.
-FORBIDDEN = -1e30
+from sparsum.structures import Potentials
+from sparsum.structures.log_space import FORBIDDEN, draw, infinite, shifted, take, weighted
 
 
 @dataclass(frozen=True)
@@ -24,21 +24,21 @@ class Chain:
     first: Tensor  # shape: (n_rows, n_choices)
     steps: Tensor  # shape: (n_rows, length - 1, c, n_choices)
     log_partition: Tensor  # shape: (n_rows,)
+    is_empty: Tensor  # shape: (n_rows,), whether nothing is allowed
 
     @classmethod
-    def from_potentials(
-        cls,
-        unary: Tensor,  # shape: (n_rows, length, n_choices)
-        transition: Tensor | None,  # shape: (n_rows, length - 1, n_choices, n_choices)
-    ) -> Chain:
-        """The chain of the Gibbs distribution with these scores; in float32 at least, and in float64 with transitions."""
-        unary = finite(unary if transition is None else unary.double())
-        if transition is None:
-            log_probs = unary.log_softmax(-1)
-            return cls(log_probs[:, 0], log_probs[:, 1:].unsqueeze(2), unary.logsumexp(-1).sum(-1))
-        transition = finite(transition.double())
+    def from_potentials(cls, potentials: Potentials) -> Chain:
+        """The chain of the Gibbs distribution with these scores; in float32 at least, and in float64 with pairs."""
+        unary, pairwise = potentials
+        unary, peak = shifted(unary if pairwise is None else unary.double())
+        offset = peak.squeeze(-1)  # shape: (n_rows, length)
+        if pairwise is None:
+            log_probs, totals = unary.log_softmax(-1), unary.logsumexp(-1)
+            is_empty = totals.detach().sum(-1) < FORBIDDEN / 2
+            return cls(log_probs[:, 0], log_probs[:, 1:].unsqueeze(2), (totals + offset).sum(-1), is_empty)
+        pairwise, pair_peak = shifted(pairwise.double(), (-1, -2))
         # Taken apart once: the gradient of an index into the whole would fill the whole at every step.
-        tags, pairs = unary.unbind(1), transition.unbind(1)
+        tags, pairs = unary.unbind(1), pairwise.unbind(1)
         to_come = torch.zeros_like(tags[-1])  # shape: (n_rows, n_choices), the log-sum over all that may follow
         steps = []
         for i in range(unary.shape[1] - 2, -1, -1):
@@ -46,8 +46,10 @@ class Chain:
             steps.append(values.log_softmax(-1))
             to_come = values.logsumexp(-1)
         begin = tags[0] + to_come
-        stacked = torch.stack(steps[::-1], 1) if steps else transition
-        return cls(begin.log_softmax(-1), stacked, begin.logsumexp(-1))
+        stacked = torch.stack(steps[::-1], 1) if steps else pairwise
+        total = begin.logsumexp(-1)
+        log_partition = total + offset.sum(-1) + pair_peak.sum((-1, -2, -3))
+        return cls(begin.log_softmax(-1), stacked, log_partition, total.detach() < FORBIDDEN / 2)
 
     @property
     def length(self) -> int:
@@ -115,42 +117,3 @@ class Chain:
             pairs = before * choices[:, 1:].unsqueeze(-2)
         begin = weighted(self.first - infinite(other.first), choices[:, 0]).sum(-1)
         return begin + weighted(self.steps - infinite(other.steps), pairs).sum((-1, -2, -3))
-
-
-def draw(
-    probs: Tensor,  # shape: (m, n_choices)
-    uniform: Tensor,  # shape: (m, n), float64
-) -> Tensor:
-    """The choices at which cumulated probabilities pass uniform numbers, never one of probability 0: (m, n)."""
-    ends = probs.detach().double().cumsum(-1)
-    total = ends[:, -1:]
-    # A product that rounds up to the total would lie behind the last choice that has mass.
-    target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
-    if probs.shape[-1] == 2:  # a bit needs no search
-        return (target >= ends[:, :1]).long()
-    return torch.searchsorted(ends, target, right=True).clamp_max(probs.shape[-1] - 1)
-
-
-def finite(scores: Tensor) -> Tensor:
-    """Scores in float32 at least, none below `FORBIDDEN`, which gets no gradient; a NaN stays."""
-    scores = scores.float() if torch.finfo(scores.dtype).bits == 16 else scores
-    return torch.where(scores < FORBIDDEN, FORBIDDEN, scores)
-
-
-def infinite(log_probs: Tensor) -> Tensor:
-    """Log-probabilities with a true -inf for what is forbidden; a NaN stays."""
-    return torch.where(log_probs < FORBIDDEN / 2, -torch.inf, log_probs)
-
-
-def weighted(values: Tensor, probs: Tensor, least: float = 0.0) -> Tensor:
-    """The products of values and probabilities, 0 for probabilities up to ``least`` and values that may be infinite."""
-    is_infinite, is_used = values == torch.inf, probs > least
-    # Infinity comes in last, because 0 times it is a NaN, also in backward.
-    product = probs * torch.where(is_used & ~is_infinite, values, 0.0)
-    return torch.where(is_used & is_infinite, torch.inf, product)
-
-
-def take(table: Tensor, places: Tensor) -> Tensor:
-    """Entries of a flattened table; of two ways, the one whose gradient is deterministic on a GPU, or fast on a CPU."""
-    flat = table.reshape(-1)
-    return flat[places] if table.is_cuda else flat.index_select(0, places.flatten()).view_as(places)

@@ -17,8 +17,7 @@ from sparsum.distribution.divergence import broadcast, check_uniform, sum_of_dif
 from sparsum.gibbs.chain import Chain
 from sparsum.gibbs.gibbs import Gibbs
 from sparsum.gibbs.model import ChainModel
-from sparsum.structures import AbstractStructure, Bits, OneOf
-from sparsum.structures.bits import AbstractBits
+from sparsum.structures import AbstractStructure, Bits, OneOf, Potentials
 
 
 @register_kl(Gibbs, UniformOver)
@@ -32,7 +31,7 @@ def _to_gibbs(q: Gibbs, p: Gibbs) -> Tensor:
     _check_structures(q.structure, p.structure)
     q, p = broadcast(q, p)
     _check_lengths(q.structure, p.structure)
-    return q._shaped(q._model.divergence(p._model))
+    return q.shaped(q.model.divergence(p.model))
 
 
 @register_kl(Gibbs, Categorical)
@@ -68,11 +67,12 @@ def _from_sparse(q: SparseDistribution, p: Gibbs) -> Tensor:
     if q.event_shape != p.event_shape:
         raise ValueError(f"the event shapes {tuple(q.event_shape)} and {tuple(p.event_shape)} differ")
     # Bit vectors with few ones are bit vectors.
-    if q.structure is not None and not (isinstance(q.structure, AbstractBits) and isinstance(p.structure, Bits)):
+    are_bits = q.structure is not None and q.structure.bit_counts() is not None and isinstance(p.structure, Bits)
+    if q.structure is not None and not are_bits:
         _check_structures(q.structure, p.structure)
     q, p = broadcast(q, p)
     if q.structure is None:
-        p._check_members(q.atoms, q.row)
+        p.check_members(q.atoms, q.row)
     else:
         _check_lengths(q.structure, p.structure)
     return sum_of_differences(q, p.log_prob_of(q.atoms, q.row))
@@ -82,8 +82,8 @@ def _to_independent_choices(
     q: Gibbs,
     log_probs: Tensor,  # shape: (n_rows, length, n_choices)
 ) -> Tensor:
-    assert isinstance(q._model, ChainModel)
-    return q._shaped(q._model.chain.divergence(Chain.from_potentials(log_probs, None)))
+    assert isinstance(q.model, ChainModel)
+    return q.shaped(q.model.chain.divergence(Chain.from_potentials(Potentials(log_probs))))
 
 
 def _check_structures(q: AbstractStructure, p: AbstractStructure) -> None:

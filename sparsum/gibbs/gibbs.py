@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -10,18 +11,11 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from sparsum.distribution.generator import check_generator
+from sparsum.arguments import check_generator, kind_of
 from sparsum.distribution.packing import broadcast_value, validates
-from sparsum.gibbs.chain import FORBIDDEN
-from sparsum.gibbs.choices import CHAINS, keeps_to
-from sparsum.gibbs.model import AbstractModel, ChainModel
-from sparsum.gibbs.tree import TreeModel
-from sparsum.structures import AbstractStructure, OneOf, Tree
-from sparsum.structures.bad_rows import is_unusable, raise_bad_rows
-from sparsum.structures.parts import Scores, flatten_parts, select_rows, tensors_of
-
-#: The structures that a Gibbs distribution can be over.
-GIBBS_STRUCTURES: tuple[type[AbstractStructure], ...] = (*CHAINS, Tree)
+from sparsum.gibbs.model import model_of
+from sparsum.structures import AbstractStructure, BoundScores, OneOf, Scores
+from sparsum.structures.scores import as_tuple
 
 
 class Gibbs(Distribution):
@@ -31,7 +25,8 @@ class Gibbs(Distribution):
 
     Over `OneOf` it is the softmax, over `Bits` independent bits with the scores as logits, over `Groups` independent
     categories, over `Sequence` a linear-chain conditional random field, summed by dynamic programming, and over `Tree` a
-    distribution over spanning trees, summed by elimination. Exact everywhere, and differentiable in the scores.
+    distribution over spanning trees, summed by elimination. Exact everywhere, and differentiable in the scores. A structure
+    of your own can have one, too: see `AbstractStructure.potentials` and `AbstractStructure.log_partition`.
 
     >>> import sparsum as sp
     >>> p = Gibbs(torch.tensor([[1.0, 1.0, 0.0]]), sp.OneOf(3))
@@ -43,7 +38,9 @@ class Gibbs(Distribution):
 
     Args:
         scores: one score per part of the structure; -inf forbids.
-        structure: one of `OneOf`, `Bits`, `Groups`, `Sequence`, `Enumerated` and `Tree`.
+        structure: `OneOf`, `Bits`, `Groups`, `Sequence`, `Enumerated`, `Tree`, or one of your own that `has_partition`.
+        mask: True where a part is allowed; see `AbstractStructure.bind`.
+        temperature: divides the scores; a positive number, or one per example.
         validate_args: whether to check the values, at the price of one wait for the device; by default True. Without it, a
             row with a NaN gives NaN, and no other row does.
 
@@ -64,35 +61,39 @@ class Gibbs(Distribution):
         scores: Scores,  # shape: (*batch, *score_shape)
         structure: AbstractStructure,
         *,
+        mask: Scores | None = None,
+        temperature: float | Tensor | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        check_gibbs(structure)  # before it is asked for its rows
-        self._assign(*structure.rows(scores), validate_args)
+        check_gibbs(structure)  # before it is asked to bind scores
+        self._assign(structure.bind(scores, mask=mask, temperature=temperature), validate_args)
 
-    def _assign(
-        self, structure: AbstractStructure, rows: Scores, batch_shape: torch.Size, validate_args: bool | None
-    ) -> None:
-        check_gibbs(structure)
-        self.structure, self._rows = structure, rows
-        self._model: AbstractModel = (
-            TreeModel(structure, rows) if isinstance(structure, Tree) else ChainModel(structure, rows)
-        )
-        self._dtype = tensors_of(rows)[0].dtype
+    def _assign(self, bound: BoundScores, validate_args: bool | None) -> None:
+        check_gibbs(bound.structure)
+        #: The rows of scores, bound to the structure.
+        self.bound = bound
+        #: The distribution of each row.
+        self.model = model_of(bound)
         if validates(validate_args):
-            _check_rows(rows, self._model.log_partition.detach())
-        none = torch.zeros(0, dtype=torch.int64, device=self._model.log_partition.device)
-        event_shape = structure.select(none).argmax(select_rows(rows, none)).shape[1:]
-        super().__init__(batch_shape, event_shape, validate_args=False)
+            is_bad = bound.is_unusable | self.model.is_empty
+            if bool(is_bad.any()):
+                bound.raise_bad(is_bad)
+        none = torch.zeros(0, dtype=torch.int64, device=bound.device)
+        event_shape = bound.select(none).argmax().shape[1:]
+        super().__init__(bound.batch_shape, event_shape, validate_args=False)
         self._validate_args = validates(validate_args)
 
     @classmethod
-    def _from_rows(
-        cls, structure: AbstractStructure, rows: Scores, batch_shape: torch.Size, *, validate_args: bool | None = None
-    ) -> Gibbs:
-        """A distribution from what `AbstractStructure.rows` returns."""
+    def from_bound(cls, bound: BoundScores, *, validate_args: bool | None = None) -> Gibbs:
+        """The distribution over scores that are bound to their structure already."""
         instance = cls.__new__(cls)
-        instance._assign(structure, rows, batch_shape, validate_args)
+        instance._assign(bound, validate_args)
         return instance
+
+    @property
+    def structure(self) -> AbstractStructure:
+        """The set of assignments."""
+        return self.bound.structure
 
     @constraints.dependent_property
     def support(self) -> constraints.Constraint:
@@ -104,7 +105,7 @@ class Gibbs(Distribution):
     @property
     def log_partition(self) -> Tensor:
         r"""The logarithm of the normalising sum Z: (*batch_shape,)."""
-        return self._shaped(self._model.log_partition)
+        return self.shaped(self.model.log_partition)
 
     def log_prob(
         self,
@@ -116,7 +117,7 @@ class Gibbs(Distribution):
         n_samples, n_rows = math.prod(sample_shape), math.prod(self.batch_shape)
         atoms = value.reshape(n_samples * n_rows, *self.event_shape)
         row = torch.arange(n_rows, device=value.device).repeat(n_samples)
-        self._check_members(atoms, row)
+        self.check_members(atoms, row)
         return self.log_prob_of(atoms, row).reshape(sample_shape + self.batch_shape)
 
     def log_prob_of(
@@ -125,71 +126,66 @@ class Gibbs(Distribution):
         row: Tensor,  # shape: (n,)
     ) -> Tensor:
         """Log-probability of packed assignments, each under its own row, in any order: (n,)."""
-        return self._model.log_prob(atoms, row).to(self._dtype)
+        return self.model.log_prob(atoms, row).to(self.bound.dtype)
 
     def entropy(self) -> Tensor:
         """Shannon entropy in nats: (*batch_shape,)."""
-        return self._shaped(self._model.entropy())
+        return self.shaped(self.model.entropy())
 
     @property
     def mean(self) -> Scores:
         """The mean vector of each row, the marginals, in the form and shape of the scores."""
-        mean = self._model.mean()
-        return tuple(map(self._shaped, mean)) if isinstance(mean, tuple) else self._shaped(mean)
+        mean = self.model.mean()
+        shaped = tuple(map(self.shaped, as_tuple(mean)))
+        return shaped if isinstance(mean, tuple) else shaped[0]
 
     @property
     def mode(self) -> Tensor:
         """The most probable assignment: (*batch_shape, *event_shape)."""
-        return self.structure.argmax(self._rows).reshape(self.batch_shape + self.event_shape)
+        return self.bound.shaped(self.bound.argmax())
 
     def sample(self, sample_shape: int | Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
         """Independent draws: (*sample_shape, *batch_shape, *event_shape)."""
         check_generator(generator)
         shape = torch.Size([sample_shape] if isinstance(sample_shape, int) else sample_shape)
         with torch.no_grad():
-            atoms = self._model.sample(math.prod(shape), generator)
+            atoms = self.model.sample(math.prod(shape), generator)
         return atoms.reshape(shape + self.batch_shape + self.event_shape)
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Gibbs:
         """The same distributions in a larger batch, as `torch.Tensor.expand` does it."""
-        shape, device = torch.Size(batch_shape), tensors_of(self._rows)[0].device
-        source = torch.arange(math.prod(self.batch_shape), device=device)
+        shape = torch.Size(batch_shape)
+        source = torch.arange(self.bound.n_rows, device=self.bound.device)
         source = source.reshape(self.batch_shape).expand(shape).reshape(-1)
+        bound = dataclasses.replace(self.bound.select(source), batch_shape=shape)
         # What was checked, or was not to be, stays so.
-        expanded = Gibbs._from_rows(
-            self.structure.select(source), select_rows(self._rows, source), shape, validate_args=False
-        )
+        expanded = Gibbs.from_bound(bound, validate_args=False)
         expanded._validate_args = self._validate_args
         return expanded
 
-    def _check_members(self, atoms: Tensor, row: Tensor) -> None:
-        if self._validate_args and not bool(self._model.is_member(atoms, row)):
+    def check_members(self, atoms: Tensor, row: Tensor) -> None:
+        """Raise a ValueError unless packed atoms are assignments of the structure; without ``validate_args`` do nothing."""
+        if self._validate_args and not bool(self.structure.select(row).contains(atoms).all()):
             raise ValueError(f"value must hold assignments of {self.structure!r}, got others")
 
-    def _shaped(self, values: Tensor) -> Tensor:
-        return values.reshape(self.batch_shape + values.shape[1:]).to(self._dtype)
+    def shaped(
+        self,
+        values: Tensor,  # shape: (n_rows, *rest)
+    ) -> Tensor:
+        """A value per row in the shape of the batch and the dtype of the scores."""
+        return self.bound.shaped(values).to(self.bound.dtype)
 
     def __repr__(self) -> str:
         shapes = f"batch_shape={tuple(self.batch_shape)}, event_shape={tuple(self.event_shape)}"
-        return f"Gibbs({self.structure!r}, {shapes}, dtype={self._dtype})"
+        return f"Gibbs({self.structure!r}, {shapes}, dtype={self.bound.dtype})"
 
 
 def check_gibbs(structure: AbstractStructure) -> None:
     """Raise a TypeError unless a Gibbs distribution over a structure is known."""
-    if not keeps_to(structure, GIBBS_STRUCTURES):
-        known = ", ".join(kind.__name__ for kind in GIBBS_STRUCTURES)
-        seen = repr(structure) if isinstance(structure, AbstractStructure) else type(structure).__name__
+    if not isinstance(structure, AbstractStructure):
+        raise TypeError(f"structure must be an AbstractStructure such as OneOf(n), got {kind_of(structure)}")
+    if not structure.has_partition:
         raise TypeError(
-            f"a Gibbs distribution must be over one of {known}, got {seen}; a derived class must not change its assignments"
+            f"a Gibbs distribution over {structure!r} is not known: the structure defines neither potentials nor both "
+            "log_partition and sample; a subclass that changes the assignments of its parent must define them again"
         )
-
-
-def _check_rows(
-    rows: Scores,  # shape: (n_rows, *score_shape)
-    log_partition: Tensor,  # shape: (n_rows,)
-) -> None:
-    """Raise a ValueError that names rows without a distribution."""
-    flat = flatten_parts(rows).detach()
-    is_bad = is_unusable(flat) | ~(log_partition > FORBIDDEN / 2)
-    if bool(is_bad.any()):
-        raise_bad_rows(is_bad, flat)

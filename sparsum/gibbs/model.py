@@ -1,4 +1,4 @@
-"""What a Gibbs distribution has to know of the structure that it is over."""
+"""The Gibbs distribution of rows of scores, by what their structure offers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ import torch
 from torch import Tensor
 
 from sparsum.gibbs.chain import Chain
-from sparsum.gibbs.choices import atoms_of, choices_of, marginals_of, potentials
-from sparsum.structures import AbstractStructure, Sequence
-from sparsum.structures.parts import Scores, tensors_of
+from sparsum.structures import BoundScores, Scores
+from sparsum.structures.log_space import FORBIDDEN, finite, infinite, shifted, weighted
+from sparsum.structures.scores import unflatten
+
+# What rounding may leave of the probability of a part that no assignment has.
+_ROUNDING = 1e-13
 
 
 class AbstractModel(ABC):
-    """The Gibbs distribution of each row of scores over one kind of structure."""
+    """The Gibbs distribution of each row of scores."""
 
+    bound: BoundScores
     log_partition: Tensor  # shape: (n_rows,)
+    is_empty: Tensor  # shape: (n_rows,), whether nothing is allowed
 
     @abstractmethod
     def log_prob(
@@ -40,53 +45,114 @@ class AbstractModel(ABC):
         """Shannon entropy: (n_rows,)."""
 
     @abstractmethod
-    def is_member(
-        self,
-        atoms: Tensor,  # shape: (n, *event_shape)
-        row: Tensor,  # shape: (n,)
-    ) -> Tensor:
-        """Whether packed atoms are assignments at all, allowed or not: a single boolean."""
-
-    @abstractmethod
     def divergence(self, other: Self) -> Tensor:
         """Kullback-Leibler divergence to a model of the same structure and as many rows: (n_rows,)."""
 
 
-class ChainModel(AbstractModel):
-    """Over structures that are a row of choices."""
+def model_of(bound: BoundScores) -> AbstractModel:
+    """The model of rows of scores whose structure `has_partition`."""
+    return ChainModel(bound) if bound.structure.is_chain else SummedModel(bound)
 
-    def __init__(self, structure: AbstractStructure, rows: Scores) -> None:
-        self.structure = structure
-        self.chain = Chain.from_potentials(*potentials(structure, rows))
-        self.log_partition = self.chain.log_partition
-        self.dtype = tensors_of(rows)[0].dtype
+
+class ChainModel(AbstractModel):
+    """Over structures that are a chain of choices: by their `potentials`."""
+
+    def __init__(self, bound: BoundScores) -> None:
+        self.bound = bound
+        self.chain = Chain.from_potentials(bound.structure.potentials(bound.scores))
+        self.log_partition, self.is_empty = self.chain.log_partition, self.chain.is_empty
 
     def log_prob(self, atoms: Tensor, row: Tensor) -> Tensor:
         """The sum of conditional log-probabilities, which loses no digits to a large partition function."""
-        return self.chain.log_prob(choices_of(self.structure, atoms), row)
+        return self.chain.log_prob(self.bound.structure.atoms_to_choices(atoms), row)
 
     def sample(self, n: int, generator: torch.Generator | None) -> Tensor:
         """From the first choice to the last."""
         with torch.no_grad():
-            return atoms_of(self.structure, self.chain.sample(n, generator), self.dtype)
+            return self.bound.structure.choices_to_atoms(self.chain.sample(n, generator), self.bound.dtype)
 
     def mean(self) -> Scores:
-        """The probability of each choice and, with transitions, of each pair."""
-        return marginals_of(self.structure, *self.chain.probabilities())
+        """From the probability of each choice and, with pairwise scores, of each pair."""
+        return self.bound.structure.choice_marginals(*self.chain.probabilities(), self.bound.scores)
 
     def entropy(self) -> Tensor:
         """The sum of conditional entropies."""
         return self.chain.entropy()
 
-    def is_member(self, atoms: Tensor, row: Tensor) -> Tensor:
-        """Whether all choices are whole numbers from 0 to n_choices - 1, and 0 for padding."""
-        choices = choices_of(self.structure, atoms)
-        most = torch.full((), self.chain.first.shape[-1] - 1, device=atoms.device)
-        if isinstance(self.structure, Sequence) and self.structure.lengths is not None:
-            most = torch.where(self.structure.select(row)._is_padding(len(atoms)), 0, most)
-        is_whole = choices.reshape(atoms.shape) == atoms
-        return is_whole.all() & ((choices >= 0) & (choices <= most)).all()
-
     def divergence(self, other: Self) -> Tensor:
         """The sum of conditional divergences."""
         return self.chain.divergence(other.chain)
+
+
+class SummedModel(AbstractModel):
+    r"""Over structures with a `log_partition` and a `sample` of their own, in float64.
+
+    If a structure uses one part of each group, let every group choose its part by itself, :math:`\pi_{gc} \propto \exp
+    t_{gc}`. Given that these choices make an assignment, it has the Gibbs distribution:
+
+    .. math:: p(z) = \frac1S \prod_g \pi_{g, z_g}, \quad \log Z = \log S + \sum_g \log \sum_c \exp t_{gc},
+
+    with S the probability of an assignment. The logarithms of these are small however large the scores are. Elsewhere
+    :math:`\pi` are the exponentials of the scores, and S is Z.
+    """
+
+    def __init__(self, bound: BoundScores) -> None:
+        self.bound = bound
+        self.choices, self.log_sum, self.log_partition = self._sums(bound)
+        # A group without an allowed part has choices all the same, among which none is worse.
+        group_size = bound.structure.group_size or bound.flat.shape[-1]
+        is_closed = (bound.flat.detach() == -torch.inf).unflatten(-1, (-1, group_size)).all(-1).any(-1)
+        self.is_empty = ~(self.log_sum.detach() > FORBIDDEN / 2) | (is_closed & (bound.structure.group_size is not None))
+
+    def log_prob(self, atoms: Tensor, row: Tensor) -> Tensor:
+        """The score of the atoms less the logarithm of the sum; -inf for what is not an assignment."""
+        is_member = self.bound.structure.select(row).contains(atoms)
+        known = torch.where(is_member.reshape(-1, *[1] * (atoms.ndim - 1)), atoms, 0)
+        total = self.choices.score(known, row) - self.log_sum[row]
+        return torch.where(is_member, infinite(total), -torch.inf)
+
+    def sample(self, n: int, generator: torch.Generator | None) -> Tensor:
+        """By the structure's own sampler."""
+        with torch.no_grad():
+            return self.bound.structure.sample(self.choices.map(Tensor.detach).scores, n, generator)
+
+    def mean(self) -> Scores:
+        """The derivative of the log-partition function, 0 for padding."""
+        mean, is_padding = self._mean(), self.bound.structure.padding()
+        return unflatten(mean if is_padding is None else mean.masked_fill(is_padding, 0.0), self.bound.scores)
+
+    def entropy(self) -> Tensor:
+        r""":math:`\log S - \sum_i \mu_i \log \pi_i`."""
+        return self.log_sum - weighted(self.choices.flat, self._mean(), _ROUNDING).sum(-1)
+
+    def divergence(self, other: Self) -> Tensor:
+        r""":math:`\sum_i \mu_i (\log \pi_i - \log \pi'_i) - \log S + \log S'`."""
+        difference = weighted(self.choices.flat - infinite(other.choices.flat), self._mean(), _ROUNDING)
+        return difference.sum(-1) - self.log_sum + other.log_sum
+
+    def _sums(self, bound: BoundScores) -> tuple[BoundScores, Tensor, Tensor]:
+        r"""The logarithms of :math:`\pi`, of S, (n_rows,), and of Z, (n_rows,)."""
+        flat, group_size = bound.flat.double(), bound.structure.group_size
+        totals = flat.new_zeros(len(flat))
+        if group_size is None:
+            flat = finite(flat)
+        else:
+            groups, peak = shifted(flat.unflatten(-1, (-1, group_size)))
+            totals = (groups.logsumexp(-1) + peak.squeeze(-1)).sum(-1)
+            flat = groups.log_softmax(-1).flatten(1)
+        choices = bound.with_flat(infinite(flat))
+        log_sum = bound.structure.log_partition(choices.scores)
+        log_sum = torch.where(log_sum == -torch.inf, FORBIDDEN, log_sum)
+        return bound.with_flat(flat), log_sum, log_sum + totals
+
+    def _mean(self) -> Tensor:
+        """The mean vectors, the derivative of the log-partition function by the scores: (n_rows, n_parts)."""
+        bound = self.bound
+        is_differentiable = torch.is_grad_enabled() and bound.flat.requires_grad
+        with torch.inference_mode(False), torch.enable_grad():
+            flat = bound.flat.double().clone()
+            flat = flat if is_differentiable else flat.detach().requires_grad_()
+            *_, log_partition = self._sums(bound.with_flat(flat))
+            (mean,) = torch.autograd.grad(log_partition.sum(), flat, create_graph=is_differentiable)
+        # The derivative is a difference of probabilities; rounding may leave it below 0.
+        return mean if bound.structure.group_size is None else mean.clamp(0.0, 1.0)

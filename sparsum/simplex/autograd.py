@@ -206,7 +206,7 @@ def _jacobian_dense(probs: Tensor, alpha: Alpha, vector: Tensor) -> Tensor:
 
 
 def _jacobian_packed(probs: Tensor, alpha: float, vector: Tensor) -> Tensor:
-    packed, _ = support(probs)
+    packed = support(probs)
     weights = _weights(probs.reshape(-1)[packed.flat], alpha)
     weighted = weights * vector.reshape(-1)[packed.flat]
     mean = _ratio(packed.segments.sum(weighted), packed.segments.sum(weights))

@@ -7,12 +7,10 @@ row's: one reading of the scores, then work in proportion to what survives.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from sparsum.segments import Segments, positions_of, read_sizes
+from sparsum.segments import OnBad, Packed, Segments
 from sparsum.simplex.thresholds import solve_packed, threshold_of
 
 # Rows from this size on, on the CPU, are read in blocks. Shorter ones fit the cache and are read again instead.
@@ -20,18 +18,6 @@ _LONG_ROW = 8192
 _BLOCK = 64
 # When more than this part of the entries survives, packing them costs more than it saves.
 _MAX_SURVIVING = 0.125
-
-
-@dataclass(frozen=True)
-class Packed:
-    """Entries of a matrix, row after row: ``flat`` are positions in the flattened matrix."""
-
-    flat: Tensor  # shape: (n,), int64, sorted
-    segments: Segments
-
-    def select(self, chosen: Tensor) -> Packed:
-        """The entries where ``chosen`` (n,) is True."""
-        return Packed(self.flat[chosen], Segments.from_row(self.segments.row[chosen], self.segments.n_rows))
 
 
 def reads_in_blocks(x: Tensor) -> bool:
@@ -48,26 +34,23 @@ def block_peaks(x: Tensor) -> Tensor:
     return torch.cat([peaks, x[:, n_whole:].amax(-1, keepdim=True)], -1)
 
 
-def support(probs: Tensor, is_bad: Tensor | None = None) -> tuple[Packed, int]:
-    """Positions of the positive entries of ``probs`` (n_rows, n), and how many rows are bad or have none.
-
-    On a GPU both numbers, of entries and of bad rows, come in one transfer.
-    """
+def support(
+    probs: Tensor,  # shape: (n_rows, n)
+    *,
+    is_bad: Tensor | None = None,  # shape: (n_rows,), bool
+    on_bad: OnBad | None = None,
+) -> Packed:
+    """The positive entries. A row without any is bad, too: ``on_bad`` is called with all bad rows if there are some."""
     if reads_in_blocks(probs) and probs.numel() > 0:
         zero = probs.new_zeros(len(probs), 1)
         packed = _entries_above(probs.contiguous(), block_peaks(probs), zero, zero)
         if packed is not None:
-            return packed, int(_count_bad(packed.segments.lengths, is_bad))
-    is_positive = probs > 0
-    lengths = is_positive.sum(-1)
-    n_entries, n_bad = read_sizes(lengths.sum(), _count_bad(lengths, is_bad), most=probs.numel())
-    flat = positions_of(is_positive.reshape(-1), n_entries)
-    return Packed(flat, Segments.from_lengths(lengths, n_entries)), n_bad
-
-
-def _count_bad(lengths: Tensor, is_bad: Tensor | None) -> Tensor:
-    is_empty = lengths == 0
-    return (is_empty if is_bad is None else is_empty | is_bad).sum()
+            is_empty = packed.segments.lengths == 0
+            is_bad = is_empty if is_bad is None else is_empty | is_bad
+            if on_bad is not None and bool(is_bad.any()):
+                on_bad(is_bad)
+            return packed
+    return Packed.of(probs > 0, is_bad=is_bad, is_empty_bad=True, on_bad=on_bad)
 
 
 def solve_long(x: Tensor, peaks: Tensor, exponent: int) -> tuple[Packed, Tensor] | None:

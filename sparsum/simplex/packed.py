@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from sparsum import kernels
-from sparsum.segments import Segments, may_be_padded, read_stacked
+from sparsum.segments import OnBad, Packed, Segments, may_be_padded, read_sizes
 from sparsum.simplex import dispatch
 from sparsum.simplex.arguments import compute_dtype
 from sparsum.simplex.autograd import is_plain, is_transformed
-from sparsum.simplex.blocks import Packed, block_peaks, reads_in_blocks, solve_long, support
+from sparsum.simplex.blocks import block_peaks, reads_in_blocks, solve_long, support
 from sparsum.simplex.dispatch import EXPONENTS
 from sparsum.simplex.solve import solve
 
@@ -25,34 +25,29 @@ from sparsum.simplex.solve import solve
 _TINY = 1.2e-38
 
 
-def packed_sparsemax(
-    x: Tensor,  # shape: (n_rows, n)
-) -> tuple[Packed, Tensor, int]:
-    """`packed_entmax` for alpha = 2."""
-    return packed_entmax(x, 2.0)
-
-
 def packed_entmax(
     x: Tensor,  # shape: (n_rows, n)
     alpha: float,
-) -> tuple[Packed, Tensor, int]:
-    """The support of each row, its probabilities, differentiable twice and in the dtype of ``x``, and a count.
+    *,
+    on_bad: OnBad,
+) -> tuple[Packed, Tensor]:
+    """The support of each row and its probabilities, differentiable twice and in the dtype of ``x``; alpha is 1.5 or 2.
 
-    A row of nothing but -inf, or with a NaN, has no entries; the count is that of such rows. Alpha is 1.5 or 2.
+    A row of nothing but -inf, or with a NaN, has no entries: ``on_bad`` is called with such rows if there are some.
     """
     if _is_kernels_job(x, alpha):
-        probs, flat, row, lengths, n_empty = _OnGPU.apply(x, alpha)
-        return Packed(flat, Segments(row, lengths, may_be_padded())), probs, n_empty
+        probs, flat, row, lengths = _OnGPU.apply(x, alpha, on_bad)
+        return Packed(flat, Segments(row, lengths, may_be_padded())), probs
     with torch.no_grad():
-        packed, value, n_empty = _find(x.detach(), alpha)  # no_grad alone would let forward-mode tangents through
+        packed, value = _find(x.detach(), alpha, on_bad)  # no_grad alone would let forward-mode tangents through
     if is_plain(x, alpha):
-        return packed, packed.segments.clear_padding(value).to(x.dtype), n_empty
+        return packed, packed.segments.clear_padding(value).to(x.dtype)
     chosen = x.reshape(-1).index_select(0, packed.flat).to(value.dtype)
     change = torch.where(chosen.isfinite(), chosen - chosen.detach(), 0.0)
     # The value without gradient, plus what has the right derivatives and is zero.
     change = packed.segments.clear_padding(change)
     grown = _grow_linear(change, packed.segments) if alpha == 2 else _grow_squared(change, value, packed.segments)
-    return packed, packed.segments.clear_padding(value + grown).to(x.dtype), n_empty
+    return packed, packed.segments.clear_padding(value + grown).to(x.dtype)
 
 
 def _is_kernels_job(x: Tensor, alpha: float) -> bool:
@@ -84,8 +79,8 @@ def _mean(values: Tensor, weights: Tensor, segments: Segments) -> Tensor:
     return segments.sum(weights * values) / segments.sum(weights).clamp_min(_TINY)
 
 
-def _find(x: Tensor, alpha: float) -> tuple[Packed, Tensor, int]:
-    """The support, its probabilities in at least single precision, and the number of rows without any."""
+def _find(x: Tensor, alpha: float, on_bad: OnBad) -> tuple[Packed, Tensor]:
+    """The support, and its probabilities in at least single precision."""
     scores = x.to(compute_dtype(x))
     if reads_in_blocks(scores) and scores.numel() > 0:
         peaks = block_peaks(scores)
@@ -94,45 +89,47 @@ def _find(x: Tensor, alpha: float) -> tuple[Packed, Tensor, int]:
         if found is not None:
             candidates, probs = found
             is_support = probs > 0
-            return candidates.select(is_support), probs[is_support], 0
+            return candidates.select(is_support), probs[is_support]
     probs = solve(scores, alpha)
-    packed, n_empty = support(probs)
-    return packed, probs.reshape(-1)[packed.flat], n_empty
+    packed = support(probs, on_bad=on_bad)
+    return packed, packed.take(probs)
 
 
 class _OnGPU(torch.autograd.Function):
-    """Probabilities, positions, rows and lengths of the support by kernels, and the number of rows without any."""
+    """Probabilities, positions, rows and lengths of the support by kernels."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, alpha: float) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+    def forward(ctx: Any, x: Tensor, alpha: float, on_bad: OnBad) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         from sparsum.kernels import segments, simplex_packed
 
         rows = x.unsqueeze(1)
         with dispatch.on_device_of(x):
             found = simplex_packed.support(rows, EXPONENTS[alpha])
             lengths = found[1]
-            n_entries, n_empty = read_stacked(segments.tally(lengths), most=x.numel())
+            n_entries, n_empty = read_sizes(segments.tally(lengths), most=x.numel())
+            if n_empty:
+                on_bad(lengths == 0)
             flat, probs, row = simplex_packed.pack(rows, found, n_entries, EXPONENTS[alpha])
         probs = probs.to(x.dtype)
         ctx.alpha, ctx.n, ctx.is_padded = alpha, x.shape[-1], may_be_padded()
         ctx.save_for_backward(probs, flat, row, lengths)
         ctx.mark_non_differentiable(flat, row, lengths)
         ctx.set_materialize_grads(False)
-        return probs, flat, row, lengths, n_empty
+        return probs, flat, row, lengths
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, None, None]:
         if grad is None:
-            return None, None
+            return None, None, None
         probs, flat, row, lengths = ctx.saved_tensors
         if torch.is_grad_enabled() or is_transformed() or not kernels.can_read(grad):
             segments = Segments(row, lengths, ctx.is_padded)
             entries = _pulled(segments.clear_padding(grad), probs, segments, ctx.alpha)
-            return grad.new_zeros(len(lengths) * ctx.n).index_add(0, flat, entries).view(-1, ctx.n), None
+            return grad.new_zeros(len(lengths) * ctx.n).index_add(0, flat, entries).view(-1, ctx.n), None, None
         from sparsum.kernels import simplex_packed
 
         with dispatch.on_device_of(grad):
-            return simplex_packed.pull(grad.contiguous(), flat, probs, lengths, ctx.n, EXPONENTS[ctx.alpha]), None
+            return simplex_packed.pull(grad.contiguous(), flat, probs, lengths, ctx.n, EXPONENTS[ctx.alpha]), None, None
 
 
 def _pulled(grad: Tensor, probs: Tensor, segments: Segments, alpha: float) -> Tensor:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from sparsum.segments import Segments
-from sparsum.structures import AbstractStructure
-from sparsum.structures.parts import Scores
+from sparsum.structures import BoundScores
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,12 @@ class Solution:
     steps: Tensor  # shape: (n_rows,), int64; 0 for a closed form
     gap: Tensor  # shape: (n_rows,), the duality gap, an upper bound of how far the objective is from its optimum
     max_steps: int | None = None  # how many steps a row may take; None for a closed form
+
+    @classmethod
+    def closed_form(cls, atoms: Tensor, probs: Tensor, segments: Segments) -> Solution:
+        """A solution that took no steps."""
+        steps = torch.zeros(segments.n_rows, dtype=torch.int64, device=probs.device)
+        return cls(atoms, probs, segments, torch.ones_like(steps, dtype=torch.bool), steps, steps.double())
 
     @property
     def outcome(self) -> tuple[str, ...]:
@@ -42,12 +48,8 @@ class AbstractSolver(ABC):
     """A way to find the sparse distribution of SparseMAP."""
 
     @abstractmethod
-    def solve(
-        self,
-        scores: Scores,  # shape: (n_rows, *score_shape)
-        structure: AbstractStructure,
-    ) -> Solution:
-        """Solve all rows; raises a TypeError for a structure that the solver does not take."""
+    def solve(self, bound: BoundScores) -> Solution:
+        """Solve all rows of scores, bound to their structure; raises a TypeError for one that the solver does not take."""
 
 
 class NotConverged(RuntimeError):

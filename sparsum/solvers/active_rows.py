@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparsum.solvers import kkt
-from sparsum.solvers.problem import GRID, NEGLIGIBLE, Packed, Problem, violation
+from sparsum.solvers.quadratic import GRID, NEGLIGIBLE, Finished, Quadratic, violation
 
 #: Steps from one correction of the targets to the next.
 CORRECT_EVERY = 4
@@ -72,7 +72,7 @@ class ActiveRows:
 
     def __init__(
         self,
-        problem: Problem,
+        problem: Quadratic,
         ids: Tensor,  # shape: (n_rows,), names of the rows
         atoms: Tensor,  # shape: (n_rows, n_slots, *event_shape)
         probs: Tensor,  # shape: (n_rows, n_slots), feasible; 0 in empty slots
@@ -142,7 +142,7 @@ class ActiveRows:
             return vectors - mean
         return torch.zeros_like(self.mean).index_copy_(0, asked, vectors - mean)
 
-    def best(self, problem: Problem, residual: Tensor) -> Tensor:
+    def best(self, problem: Quadratic, residual: Tensor) -> Tensor:
         """The oracle's answer for some rows."""
         return problem.best(torch.round(residual / GRID) * GRID if self.is_snapped else residual)
 
@@ -316,7 +316,7 @@ class ActiveRows:
         self.inverse = pad(self.inverse, (0, n_more, 0, n_more))
         self.atoms = torch.cat([self.atoms, self.atoms.new_zeros(n_rows, n_more, *self.atoms.shape[2:])], 1)
 
-    def take_done(self) -> Packed:
+    def take_done(self) -> Finished:
         """Remove the rows that are done, and hand out their atoms."""
         kept = (self.is_done.unsqueeze(-1) & self.is_kept).reshape(-1).nonzero().squeeze(-1)
         return self.take(self.is_done.nonzero().squeeze(-1), (~self.is_done).nonzero().squeeze(-1), kept)
@@ -331,11 +331,11 @@ class ActiveRows:
         done: Tensor,  # shape: (n_done,), rows
         rest: Tensor,  # shape: (n_rest,), the other rows
         kept: Tensor,  # shape: (n_atoms,), the atoms that count of the former, among the slots of all rows
-    ) -> Packed:
+    ) -> Finished:
         """Remove some rows, and hand out their atoms."""
         row = kept // self.probs.shape[1]
         atoms, probs = self.atoms.flatten(0, 1)[kept], self.probs.reshape(-1)[kept]
-        packed = Packed(atoms, probs, self.ids[row], self.ids[done], self.steps[done])
+        packed = Finished(atoms, probs, self.ids[row], self.ids[done], self.steps[done])
         self.problem = self.problem.select(rest)
         for name in _PER_ROW:
             setattr(self, name, getattr(self, name)[rest])

@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from sparsum.arguments import check_int
 from sparsum.solvers import kkt
 from sparsum.solvers.abstract import AbstractSolver, NotConverged, Solution
 from sparsum.solvers.active_bits import is_served, run_bits
 from sparsum.solvers.loop import run, run_again
 from sparsum.solvers.polish import Found
-from sparsum.solvers.problem import Padded, Problem, unpack
-from sparsum.structures import AbstractStructure
-from sparsum.structures.bad_rows import is_unusable, raise_bad_rows
-from sparsum.structures.parts import Scores, flatten_parts, tensors_of, unflatten_parts
+from sparsum.solvers.quadratic import Padded, Quadratic, unpack
+from sparsum.structures import BoundScores
 
 #: How often rows whose certificate fails after polishing go back into the loop.
 _ROUNDS = 4
@@ -44,7 +43,7 @@ class ActiveSet(AbstractSolver):
     mean is then the true one projected on the span of the atoms. `Nested` and `Systematic` always span the face.
 
     >>> import sparsum as sp
-    >>> solution = ActiveSet().solve(torch.tensor([[0.5, 0.4, -1.0]]), sp.OneOf(3))
+    >>> solution = ActiveSet().solve(sp.OneOf(3).bind(torch.tensor([[0.5, 0.4, -1.0]])))
     >>> solution.atoms, solution.probs
     (tensor([0, 1]), tensor([0.5500, 0.4500]))
     >>> solution.steps, solution.is_solved
@@ -73,48 +72,41 @@ class ActiveSet(AbstractSolver):
     strict: bool = True
 
     def __post_init__(self) -> None:
-        if self.max_steps is not None and (isinstance(self.max_steps, bool) or not isinstance(self.max_steps, int)):
-            raise TypeError(f"max_steps must be an int or None, got {type(self.max_steps).__name__}")
-        if self.max_steps is not None and self.max_steps < 1:
-            raise ValueError(f"max_steps must be at least 1, got {self.max_steps}")
+        if self.max_steps is not None:
+            check_int("max_steps", self.max_steps, least=1)
         if not self.tolerance >= 0:
             raise ValueError(f"tolerance must not be negative, got {self.tolerance}")
 
-    def solve(
-        self,
-        scores: Scores,  # shape: (n_rows, *score_shape)
-        structure: AbstractStructure,
-    ) -> Solution:
+    def solve(self, bound: BoundScores) -> Solution:
         """Solve all rows.
 
         Raises:
             NotConverged: if strict and a row runs out of steps; it names rows, steps and gaps.
             ValueError: if a row holds a NaN or +inf, or allows nothing; or if the start has a wrong shape.
         """
-        dtype = tensors_of(scores)[0].dtype
-        flat = flatten_parts(scores).double()
+        structure, flat = bound.structure, bound.flat.double()
         if structure.is_fixed_size and flat.numel():  # all assignments gain the same from a shift, and rounding loses less
             peak = flat.detach().amax(-1, keepdim=True)
             flat = flat - torch.where(peak.isfinite(), peak, 0.0)
-            scores = unflatten_parts(flat, like=scores)
         linear, weight = structure.quadratic(flat)
         is_forbidden = linear.detach() == -torch.inf
         linear = linear.masked_fill(is_forbidden, 0.0)
         with torch.no_grad():
-            problem = Problem(structure, scores, linear.detach(), weight, is_forbidden)
+            rows = bound.with_flat(flat.detach())
+            problem = Quadratic(structure, rows.scores, linear.detach(), weight, is_forbidden)
             max_steps = 10 * flat.shape[-1] + 100 if self.max_steps is None else self.max_steps
-            found = self._find(problem, flat.detach(), max_steps)
+            found = self._find(problem, rows, max_steps)
         if self.strict and found.n_unsolved:
             raise NotConverged(*(tensor[~found.is_solved].tolist() for tensor in _reported(found)))
-        atoms, probs, segments = found.packed(linear, dtype)
+        atoms, probs, segments = found.packed(linear, bound.dtype)
         return Solution(atoms, probs, segments, found.is_solved, found.padded.steps, found.gap, max_steps)
 
-    def _find(self, problem: Problem, flat: Tensor, max_steps: int) -> Found:
+    def _find(self, problem: Quadratic, rows: BoundScores, max_steps: int) -> Found:
         """The atoms of all rows and their certificates."""
         if self.start is None and is_served(problem):
-            done = run_bits(problem, flat, tolerance=self.tolerance, max_steps=max_steps)
+            done = run_bits(problem, rows, tolerance=self.tolerance, max_steps=max_steps)
         else:
-            problem, best = _best_atoms(problem, flat)
+            problem, best = _best_atoms(problem, rows)
             every, atoms, probs = torch.arange(len(best), device=best.device), *self._start(problem, best)
             steps = torch.zeros_like(every)
             done = Padded.from_packed(
@@ -129,7 +121,7 @@ class ActiveSet(AbstractSolver):
             done = run_again(problem, found.padded, again, tolerance=self.tolerance, max_steps=max_steps, is_snapped=False)
         return found
 
-    def _start(self, problem: Problem, best: Tensor) -> tuple[Tensor, Tensor]:
+    def _start(self, problem: Quadratic, best: Tensor) -> tuple[Tensor, Tensor]:
         """Atoms, (n_rows, n_slots, *event_shape), and feasible probabilities to start from, 0 for those left out."""
         ones = problem.linear.new_ones(len(best), 1)
         if self.start is None:
@@ -155,25 +147,25 @@ def _reported(found: Found) -> tuple[Tensor, Tensor, Tensor]:
     return torch.arange(len(steps), device=steps.device), steps, found.gap
 
 
-def _best_atoms(problem: Problem, flat: Tensor) -> tuple[Problem, Tensor]:
-    """The problem, told whether anything is forbidden, and the best atom of each row; raises if there is none."""
+def _best_atoms(problem: Quadratic, rows: BoundScores) -> tuple[Quadratic, Tensor]:
+    """The problem, which now knows whether anything is forbidden, and the best atom of each row; raises if there is none."""
     assert problem.is_forbidden is not None
-    is_bad = is_unusable(flat)
+    is_bad = rows.is_unusable
     is_any_bad, is_any_forbidden = torch.stack([is_bad.any(), problem.is_forbidden.any()]).tolist()
     if is_any_bad:
-        raise_bad_rows(is_bad, flat)
+        rows.raise_bad(is_bad)
     if not is_any_forbidden:
         problem = dataclasses.replace(problem, is_forbidden=None)
-    best = problem.best(flat)
+    best = problem.best(rows.flat)
     if problem.is_forbidden is not None:
         allows_nothing = ((problem.vectors(best) != 0) & problem.is_forbidden).any(-1)
         if bool(allows_nothing.any()):
-            raise_bad_rows(allows_nothing, flat)
+            rows.raise_bad(allows_nothing)
     return problem, best
 
 
 def _unpacked(start: tuple[Tensor, Tensor], n_rows: int) -> Tensor:
-    """Packed atoms as (n_rows, n_start, *event_shape), the first of each row repeated to fill it."""
+    """Finished atoms as (n_rows, n_start, *event_shape), the first of each row repeated to fill it."""
     atoms, row = start
     if row.shape != atoms.shape[:1] or not torch.equal(row.unique(), torch.arange(n_rows, device=row.device)):
         raise ValueError(f"a packed start must be a pair (atoms, row) with at least one atom for each of the {n_rows} rows")

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from sparsum import kernels
-from sparsum.segments import Segments, may_be_padded, read_sizes
+from sparsum.segments import OnBad, Segments, may_be_padded, read_sizes
 from sparsum.simplex.autograd import is_transformed
 from sparsum.simplex.dispatch import on_device_of
 from sparsum.solvers.abstract import Solution
-from sparsum.structures import Bits, Budget, Subset
-from sparsum.structures.bad_rows import raise_bad_rows
+from sparsum.structures import BitCounts, BoundScores
 
 
 class _Order(NamedTuple):
@@ -59,17 +58,13 @@ def _is_transformed(x: Tensor) -> bool:
     return is_transformed() or not kernels.can_read(x)
 
 
-def split(
-    scores: Tensor,  # shape: (n_rows, n)
-    structure: Bits | Budget | Subset,
-    *,
-    systematic: bool,
-) -> Solution:
+def split(bound: BoundScores, counts: BitCounts, *, systematic: bool) -> Solution:
     """Split the marginals of all rows."""
-    total = structure.most if isinstance(structure, Budget) else structure.k if isinstance(structure, Subset) else 0
-    kind = _Kind(structure.symmetric, systematic, not isinstance(structure, Bits))
-    probs, atoms, row, counts, is_solved = _Split.apply(scores, total, isinstance(structure, Subset), kind)
-    lengths, _, zeros = counts.unbind()
+    scores = bound.flat
+    kind = _Kind(counts.is_symmetric, systematic, not counts.is_free(scores.shape[-1]))
+    total = counts.most if kind.is_limited else 0
+    probs, atoms, row, found, is_solved = _Split.apply(scores, total, counts.is_exact, kind, bound.raise_bad)
+    lengths, _, zeros = found.unbind()
     packed = Segments(row, lengths, is_padded=may_be_padded())
     return Solution(atoms, probs, packed, is_solved, zeros, zeros.view(torch.float64))
 
@@ -78,34 +73,34 @@ class _Split(torch.autograd.Function):
     """Atoms, and their probabilities with derivatives."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, total: int, is_exact: bool, kind: _Kind) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, scores: Tensor, total: int, is_exact: bool, kind: _Kind, on_bad: OnBad) -> tuple[Tensor, ...]:
         from sparsum.kernels import bits
 
         with on_device_of(scores):
             words, gaps, slots, totals, counts, is_solved = bits.split(scores, total, *kind, is_exact)
-            ends, n_bad, _ = counts.cumsum(1).unbind()
-            sizes = read_sizes(ends[-1], n_bad[-1], most=slots.numel())
-            if sizes[1]:
-                raise_bad_rows(counts[1] > 0, scores)
-            atoms, probs, row = bits.pack(words, gaps, slots, ends, sizes[0], scores.dtype)
+            ends, n_bad, _ = counts.cumsum(1).unbind()  # one launch, where a sum for each would take two
+            n_atoms, n_bad_rows = read_sizes(ends[-1], n_bad[-1], most=slots.numel())
+            if n_bad_rows:
+                on_bad(counts[1] > 0)
+            atoms, probs, row = bits.pack(words, gaps, slots, ends, n_atoms, scores.dtype)
         ctx.mark_non_differentiable(atoms, row, counts, is_solved)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(words, slots, totals, ends)
         ctx.save_for_forward(words, slots, totals, ends)
-        ctx.kind, ctx.n_atoms = kind, sizes[0]
+        ctx.kind, ctx.n_atoms = kind, n_atoms
         return probs, atoms, row, counts, is_solved
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, None, None, None, None]:
         if grad is None:
-            return None, None, None, None
+            return None, None, None, None, None
         order = _Order(*ctx.saved_tensors)
         if torch.is_grad_enabled() or _is_transformed(grad):  # derivatives of this one, or many of them
-            return _pull(grad, order, ctx.kind), None, None, None
+            return _pull(grad, order, ctx.kind), None, None, None, None
         from sparsum.kernels import bits
 
         with on_device_of(grad):
-            return bits.pull(grad, *order, kind=tuple(ctx.kind), dtype=grad.dtype), None, None, None
+            return bits.pull(grad, *order, kind=tuple(ctx.kind), dtype=grad.dtype), None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from sparsum.segments import positions_of
 from sparsum.solvers import kkt
 from sparsum.solvers.active_rows import CORRECT_EVERY, NEARLY_DEPENDENT, ZERO, ActiveRows, first_hit
-from sparsum.solvers.problem import Packed, violation
+from sparsum.solvers.quadratic import Finished, violation
 
 #: Steps from one look at the device to the next, at least; a look costs little, but so do a few steps in vain.
 _PACE = 8
@@ -35,9 +35,9 @@ class LazyRows:
         self.is_dropping = torch.zeros_like(self.rows.is_done)
         self.is_lost, self.is_dependent = self.is_dropping.clone(), self.is_dropping.clone()
 
-    def run(self) -> list[Packed]:
+    def run(self) -> list[Finished]:
         """Step until all rows are done."""
-        pieces: list[Packed] = []
+        pieces: list[Finished] = []
         while len(self.rows.ids):
             pace = max(_PACE, self.rows.n_steps // 4)
             self.rows.reserve(self.n_active + pace + 1)  # one more for an atom that is not added
@@ -46,7 +46,7 @@ class LazyRows:
             self._look(pieces)
         return pieces
 
-    def _look(self, pieces: list[Packed]) -> None:
+    def _look(self, pieces: list[Finished]) -> None:
         """Ask the device how far it is, take out rows once half of them are done, and do what could not be done without."""
         rows = self.rows
         kept = rows.is_done.unsqueeze(-1) & rows.is_kept

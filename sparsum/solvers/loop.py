@@ -6,11 +6,11 @@ from torch import Tensor
 
 from sparsum.solvers.active_rows import ActiveRows
 from sparsum.solvers.lazy_rows import LazyRows
-from sparsum.solvers.problem import Packed, Padded, Problem
+from sparsum.solvers.quadratic import Finished, Padded, Quadratic
 
 
 def run(
-    problem: Problem,
+    problem: Quadratic,
     ids: Tensor,  # shape: (n_rows,)
     atoms: Tensor,  # shape: (n_rows, n_slots, *event_shape)
     probs: Tensor,  # shape: (n_rows, n_slots)
@@ -19,21 +19,21 @@ def run(
     tolerance: float,
     max_steps: int,
     is_snapped: bool,
-) -> Packed:
+) -> Finished:
     """Step until all rows are done; rows that are done leave the batch now and then."""
     rows = ActiveRows(problem, ids, atoms, probs, steps, tolerance=tolerance, max_steps=max_steps, is_snapped=is_snapped)
     if len(ids) and is_lazy(atoms):
-        return Packed.concatenate(LazyRows(rows).run())
-    pieces: list[Packed] = []
+        return Finished.concatenate(LazyRows(rows).run())
+    pieces: list[Finished] = []
     while len(rows.ids):
         rows.step()
         if 4 * rows.n_done >= len(rows.ids):
             pieces.append(rows.take_done())
-    return Packed.concatenate(pieces) if pieces else rows.take_done()
+    return Finished.concatenate(pieces) if pieces else rows.take_done()
 
 
 def run_again(
-    problem: Problem,
+    problem: Quadratic,
     done: Padded,
     rows: Tensor,  # shape: (n,)
     *,

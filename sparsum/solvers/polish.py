@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsum.segments import Segments, positions_of, read_sizes
+from sparsum.segments import Packed, Segments, read_sizes
 from sparsum.solvers import kkt
-from sparsum.solvers.problem import NEGLIGIBLE, Padded, Problem, violation
+from sparsum.solvers.quadratic import NEGLIGIBLE, Padded, Quadratic, violation
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class _Face:
     is_singular: Tensor  # shape: (n_rows,)
 
     @classmethod
-    def of(cls, problem: Problem, vectors: Tensor, is_active: Tensor, *, is_careful: bool) -> _Face:
+    def of(cls, problem: Quadratic, vectors: Tensor, is_active: Tensor, *, is_careful: bool) -> _Face:
         """Factor it; if careful, wait to see whether that worked."""
         every = torch.arange(len(vectors), device=vectors.device)
         origin = vectors[every, is_active.to(torch.uint8).argmax(-1)]
@@ -36,7 +36,7 @@ class _Face:
         """The mean vectors: (n_rows, n_parts)."""
         return self.origin + kkt.apply_transposed(self.vectors, probs)
 
-    def solve(self, problem: Problem, probs: Tensor) -> Tensor:
+    def solve(self, problem: Quadratic, probs: Tensor) -> Tensor:
         """The best probabilities, of any sign, or the given ones where numbers fail: (n_rows, n_slots)."""
         probs = probs / probs.sum(-1, keepdim=True)
         solved = probs + self.tangent.solve(kkt.apply(self.vectors, problem.residual(self.mean(probs))))
@@ -58,7 +58,7 @@ class Found:
     n_unsolved: int  # 0 if that does not matter
 
     @classmethod
-    def polish(cls, problem: Problem, done: Padded, tolerance: float, max_steps: int, *, strict: bool) -> Found:
+    def polish(cls, problem: Quadratic, done: Padded, tolerance: float, max_steps: int, *, strict: bool) -> Found:
         """Solve the problem on the atoms found once more, accurately, and ask for the gap of the result.
 
         Rows that are not solved count if strict; else only those that can go on.
@@ -93,19 +93,18 @@ class Found:
     ) -> tuple[Tensor, Tensor, Segments]:
         """Atoms, probabilities as a function of b, the atoms being constant, and segments."""
         kept, probs, atoms = self.padded.probs > 0, self.padded.probs, self.padded.atoms
-        segments = Segments.from_lengths(kept.sum(-1), self.n_atoms)
-        place = positions_of(kept.reshape(-1), self.n_atoms)
+        packed = Packed.with_size(kept, kept.sum(-1), self.n_atoms)
         if linear.requires_grad:
             scores = kkt.apply(self.face.vectors, linear)
             probs = probs + self.face.tangent.solve(scores - scores.detach())
-        probs = probs.reshape(-1).index_select(0, place).to(dtype)
+        probs = packed.take(probs).to(dtype)
         # float16 would round the smallest to 0, and drop their atoms.
         probs = probs.clamp_min(torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps)
-        atoms = atoms.flatten(0, 1)[place]
+        atoms, segments = packed.take(atoms), packed.segments
         return atoms.to(dtype) if atoms.is_floating_point() else atoms, segments.clear_padding(probs), segments
 
 
-def _certificate(problem: Problem, mean: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
+def _certificate(problem: Quadratic, mean: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
     """The gap of each row, and whether it is small enough: (n_rows,) each."""
     if not len(mean):
         return mean.new_zeros(0), torch.zeros(0, dtype=torch.bool, device=mean.device)

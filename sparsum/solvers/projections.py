@@ -14,25 +14,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsum.structures import Bits, Budget, Subset
+from sparsum.structures import BitCounts
 
 
 def bit_marginals(
     scores: Tensor,  # shape: (n_rows, n)
-    structure: Bits | Budget | Subset,
+    counts: BitCounts,
 ) -> Tensor:
     """The marginals in float64, differentiable: (n_rows, n)."""
     target = scores.double()
-    if structure.symmetric:
+    if counts.is_symmetric:
         target = (target + 1) / 2
-    if isinstance(structure, Bits):
+    if counts.is_free(scores.shape[-1]):
         return target.clamp(0.0, 1.0)
-    total = structure.most if isinstance(structure, Budget) else structure.k
+    total, may_be_loose = counts.most, not counts.is_exact
     with torch.no_grad():
         compact = _without_wide_gaps(target)
         probe = _segment_of_root(compact, total)
         is_one, is_interior = compact - probe >= 1, (compact > probe) & (compact - probe < 1)
-        if isinstance(structure, Budget):
+        if may_be_loose:
             is_loose = target.clamp(0.0, 1.0).sum(-1, keepdim=True) <= total
             is_one = torch.where(is_loose, target >= 1, is_one)
             is_interior = torch.where(is_loose, (target > 0) & (target < 1), is_interior)
@@ -43,7 +43,7 @@ def bit_marginals(
     inside = torch.where(is_interior, target - origin, 0.0)
     n_interior = is_interior.sum(-1, keepdim=True).clamp_min(1)
     shift = (inside.sum(-1, keepdim=True) + is_one.sum(-1, keepdim=True) - total) / n_interior
-    if isinstance(structure, Budget):
+    if may_be_loose:
         shift = torch.where(is_loose, -origin, shift)
     marginals = torch.where(is_interior, inside - shift, is_one.double())
     return marginals - (marginals - marginals.clamp(0.0, 1.0)).detach()  # rounding at a corner, without its gradient

@@ -1,33 +1,23 @@
-"""The closed form over one of n categories: sparsemax."""
+"""The closed form over one of n categories."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from sparsum.simplex.packed import packed_sparsemax
+from sparsum.simplex.packed import packed_entmax
 from sparsum.solvers.abstract import AbstractSolver, Solution
-from sparsum.structures import AbstractStructure, OneOf
-from sparsum.structures.bad_rows import raise_bad_rows
+from sparsum.structures import BoundScores
 
 
 @dataclass(frozen=True)
-class Simplex(AbstractSolver):
-    """The closed form for `OneOf`: sparsemax, straight to its support."""
+class Sparsemax(AbstractSolver):
+    """The closed form for `OneOf`: `sparsum.sparsemax`, straight to its support."""
 
-    def solve(
-        self,
-        scores: Tensor,  # shape: (n_rows, n)
-        structure: AbstractStructure,
-    ) -> Solution:
+    def solve(self, bound: BoundScores) -> Solution:
         """Project all rows onto the simplex."""
-        if not isinstance(structure, OneOf):
-            raise TypeError(f"Simplex takes OneOf, got {structure!r}; ActiveSet takes any structure")
-        packed, probs, n_empty = packed_sparsemax(scores)
-        lengths = packed.segments.lengths
-        if n_empty:
-            raise_bad_rows(lengths == 0, scores)
-        zeros = torch.zeros_like(lengths)
-        return Solution(packed.flat % structure.n, probs, packed.segments, zeros == 0, zeros, zeros.double())
+        structure, n = bound.structure, bound.structure.group_size
+        if not structure.has_free_choices or n is None or bound.flat.shape[-1] != n:
+            raise TypeError(f"Sparsemax takes OneOf, got {structure!r}; ActiveSet takes any structure")
+        packed, probs = packed_entmax(bound.flat, 2.0, on_bad=bound.raise_bad)
+        atoms = structure.choices_to_atoms((packed.flat % n).unsqueeze(-1), bound.dtype)
+        return Solution.closed_form(atoms, probs, packed.segments)

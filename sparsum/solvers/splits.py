@@ -11,14 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsum.segments import Segments
+from sparsum.segments import Packed, Segments
 from sparsum.simplex import sparsemax
 from sparsum.solvers import fused_splits
 from sparsum.solvers.abstract import AbstractSolver, Solution
 from sparsum.solvers.projections import bit_marginals
-from sparsum.solvers.rows import pack_kept
-from sparsum.structures import AbstractStructure, Bits, Budget, Groups, Subset
-from sparsum.structures.bad_rows import is_unusable
+from sparsum.structures import BoundScores
 
 # Atoms that would get less than this are rounding, and are dropped.
 _NEGLIGIBLE = 1e-12
@@ -50,26 +48,24 @@ class Nested(AbstractSolver):
           https://arxiv.org/abs/1111.6453
     """
 
-    def solve(
-        self,
-        scores: Tensor,  # shape: (n_rows, *score_shape)
-        structure: AbstractStructure,
-    ) -> Solution:
+    def solve(self, bound: BoundScores) -> Solution:
         """Split the marginals of all rows; takes `Bits` and `Groups`."""
-        if isinstance(structure, Groups):
-            return _split_groups(scores)
-        if not isinstance(structure, Bits):
+        structure, scores, counts = bound.structure, bound.flat, bound.structure.bit_counts()
+        if structure.has_free_choices and structure.group_size is not None:
+            return _split_groups(bound, structure.group_size)
+        if counts is None or not counts.is_free(scores.shape[-1]):
             raise TypeError(f"Nested takes Bits and Groups, got {structure!r}; ActiveSet takes any structure")
         if fused_splits.takes(scores):
-            return fused_splits.split(scores, structure, systematic=False)
-        marginals = bit_marginals(scores, structure)
+            return fused_splits.split(bound, counts, systematic=False)
+        marginals = bit_marginals(scores, counts)
         is_one, is_fractional = kinds(marginals)
         gaps, order = nested_gaps(marginals, is_fractional)
-        chosen, segments = pack_kept(gaps.detach() > _NEGLIGIBLE, scores, is_unusable(scores))
+        packed = bound.pack(gaps.detach() > _NEGLIGIBLE, bound.is_unusable)
         rank = _inverse(order)
         rank[~is_fractional] = scores.shape[-1]
-        atoms = (rank[segments.row] < chosen.to(rank.dtype).unsqueeze(-1)) | is_one[segments.row]
-        return _solution(atoms.to(scores.dtype), gaps, chosen, segments, scores.dtype)
+        chosen = packed.flat % gaps.shape[-1]
+        atoms = (rank[packed.row] < chosen.to(rank.dtype).unsqueeze(-1)) | is_one[packed.row]
+        return _solution(atoms.to(bound.dtype), gaps, packed, bound.dtype)
 
 
 @dataclass(frozen=True)
@@ -93,25 +89,25 @@ class Systematic(AbstractSolver):
         - On the theory of systematic sampling, II (Madow, 1949)
     """
 
-    def solve(
-        self,
-        scores: Tensor,  # shape: (n_rows, n)
-        structure: AbstractStructure,
-    ) -> Solution:
+    def solve(self, bound: BoundScores) -> Solution:
         """Split the marginals of all rows; takes `Bits`, `Budget` and `Subset`."""
-        if not isinstance(structure, Bits | Budget | Subset):
-            raise TypeError(f"Systematic takes Bits, Budget and Subset, got {structure!r}; ActiveSet takes any structure")
+        scores, counts = bound.flat, bound.structure.bit_counts()
+        if counts is None:
+            raise TypeError(
+                f"Systematic takes Bits, Budget and Subset, got {bound.structure!r}; ActiveSet takes any structure"
+            )
         if fused_splits.takes(scores):
-            return fused_splits.split(scores, structure, systematic=True)
-        marginals = bit_marginals(scores, structure)
+            return fused_splits.split(bound, counts, systematic=True)
+        marginals = bit_marginals(scores, counts)
         is_one, is_fractional = kinds(marginals)
         gaps, order, whole = systematic_gaps(marginals, is_fractional)
-        is_bad = is_unusable(scores)
-        if isinstance(structure, Subset):
-            is_bad = is_bad | ((scores > -torch.inf).sum(-1) < structure.k)
-        chosen, segments = pack_kept(gaps.detach() > _NEGLIGIBLE, scores, is_bad)
-        atoms = _systematic_atoms(order, whole, is_fractional, chosen, segments) | is_one[segments.row]
-        return _solution(atoms.to(scores.dtype), gaps, chosen, segments, scores.dtype)
+        is_bad = bound.is_unusable
+        if counts.is_exact:
+            is_bad = is_bad | ((scores > -torch.inf).sum(-1) < counts.most)
+        packed = bound.pack(gaps.detach() > _NEGLIGIBLE, is_bad)
+        chosen = packed.flat % gaps.shape[-1]
+        atoms = _systematic_atoms(order, whole, is_fractional, chosen, packed.segments) | is_one[packed.row]
+        return _solution(atoms.to(bound.dtype), gaps, packed, bound.dtype)
 
 
 def nested_gaps(marginals: Tensor, is_fractional: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,14 +148,11 @@ def _inverse(order: Tensor) -> Tensor:
     return torch.empty(order.shape, dtype=dtype, device=order.device).scatter_(-1, order, places)
 
 
-def _solution(atoms: Tensor, gaps: Tensor, chosen: Tensor, segments: Segments, dtype: torch.dtype) -> Solution:
+def _solution(atoms: Tensor, gaps: Tensor, packed: Packed, dtype: torch.dtype) -> Solution:
     """Pack the probabilities, and make up for the gaps that were dropped."""
-    probs = segments.clear_padding(gaps.reshape(-1).index_select(0, segments.row * gaps.shape[-1] + chosen))
+    probs, segments = packed.take_weights(gaps), packed.segments
     probs = probs / segments.spread(segments.sum(probs.detach()))
-    n_rows, device = segments.n_rows, gaps.device
-    zeros = torch.zeros(n_rows, dtype=torch.int64, device=device)
-    is_solved = torch.ones(n_rows, dtype=torch.bool, device=device)
-    return Solution(atoms, probs.to(dtype), segments, is_solved, zeros, zeros.view(torch.float64))
+    return Solution.closed_form(atoms, probs.to(dtype), segments)
 
 
 def _prefix_sums(inner: Tensor, is_fractional: Tensor) -> Tensor:
@@ -193,20 +186,18 @@ def _systematic_atoms(order: Tensor, whole: Tensor, is_fractional: Tensor, chose
     return is_set & is_fractional[row]
 
 
-def _split_groups(
-    scores: Tensor,  # shape: (n_rows, n_groups, n_each)
-) -> Solution:
+def _split_groups(bound: BoundScores, group_size: int) -> Solution:
     """Common quantiles: the categories of all groups change where one of the cumulative distributions has a step."""
-    marginals = sparsemax(scores.double())
+    marginals = sparsemax(bound.flat.double().unflatten(-1, (-1, group_size)))
     sums = marginals.cumsum(-1)
     is_step = (marginals.detach() > 0) & (sums.detach() < 1 - _NEGLIGIBLE)
     steps = torch.where(is_step, sums, 1.0).flatten(1).sort(-1).values
     edge = torch.ones_like(steps[:, :1])
     upper, lower = torch.cat([steps, edge], -1), torch.cat([0 * edge, steps], -1)
     gaps = upper - lower
-    is_bad = ~(marginals.detach().sum(-1) > 0.5).all(-1) | is_unusable(scores.flatten(1))
-    chosen, segments = pack_kept(gaps.detach() > _NEGLIGIBLE, scores.flatten(1), is_bad)
-    quantile = ((upper + lower) / 2).detach().reshape(-1)[segments.row * gaps.shape[-1] + chosen]
+    is_bad = ~(marginals.detach().sum(-1) > 0.5).all(-1) | bound.is_unusable
+    packed = bound.pack(gaps.detach() > _NEGLIGIBLE, is_bad)
+    quantile = packed.take(((upper + lower) / 2).detach())
     ends = torch.where(sums.detach() < 1 - _NEGLIGIBLE, sums.detach(), 2.0)
-    atoms = (ends[segments.row] < quantile.reshape(-1, 1, 1)).sum(-1)
-    return _solution(atoms, gaps, chosen, segments, scores.dtype)
+    choices = (ends[packed.row] < quantile.reshape(-1, 1, 1)).sum(-1)
+    return _solution(bound.structure.choices_to_atoms(choices, bound.dtype), gaps, packed, bound.dtype)

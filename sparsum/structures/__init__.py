@@ -1,6 +1,8 @@
 """What an assignment may be: the sets over which the sums run."""
 
 from sparsum.structures.abstract import AbstractStructure as AbstractStructure
+from sparsum.structures.abstract import BitCounts as BitCounts
+from sparsum.structures.abstract import Potentials as Potentials
 from sparsum.structures.bits import Bits as Bits
 from sparsum.structures.bits import Budget as Budget
 from sparsum.structures.bits import Subset as Subset
@@ -8,5 +10,8 @@ from sparsum.structures.enumerated import Enumerated as Enumerated
 from sparsum.structures.groups import Groups as Groups
 from sparsum.structures.matching import Matching as Matching
 from sparsum.structures.one_of import OneOf as OneOf
+from sparsum.structures.scores import BoundScores as BoundScores
+from sparsum.structures.scores import NoDistribution as NoDistribution
+from sparsum.structures.scores import Scores as Scores
 from sparsum.structures.sequence import Sequence as Sequence
 from sparsum.structures.tree import Tree as Tree

@@ -9,9 +9,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from sparsum.structures.abstract import AbstractStructure
+from sparsum.arguments import check_int
+from sparsum.structures.abstract import AbstractStructure, BitCounts, Potentials
 from sparsum.structures.kbest import best_bits, best_counted_bits
-from sparsum.structures.lawler import check_k
 
 
 class AbstractBits(AbstractStructure):
@@ -25,11 +25,13 @@ class AbstractBits(AbstractStructure):
         """The shape of the scores of one example."""
         return (self.n,)
 
-    def check_scores(self, scores: Tensor) -> None:
-        """Raise unless the scores are floats of shape (*batch, n)."""
-        super().check_scores(scores)
-        if scores.shape[-1] != self.n:
-            raise ValueError(f"scores for {self!r} must have shape (*batch, {self.n}), got {tuple(scores.shape)}")
+    def _check(self, **ones: int) -> None:
+        """Raise unless the sizes are ints in their range."""
+        check_int("n", self.n, least=1)
+        for name, value in ones.items():
+            check_int(name, value, least=0, most=self.n, why=f" for n = {self.n}")
+        if not isinstance(self.symmetric, bool):
+            raise TypeError(f"symmetric must be a bool, got {type(self.symmetric).__name__}")
 
     def kbest(
         self,
@@ -81,8 +83,10 @@ class Bits(AbstractBits):
     n: int
     symmetric: bool = field(default=True, compare=False)  # the assignments are the same
 
+    has_free_choices = True
+
     def __post_init__(self) -> None:
-        _check(self.n, self.symmetric)
+        self._check()
 
     def argmax(
         self,
@@ -98,7 +102,7 @@ class Bits(AbstractBits):
         k: int,
     ) -> Tensor:
         """The best bit vectors, best first: (*batch, min(k, 2**n), n)."""
-        check_k(k)
+        check_int("k", k, least=1)
         self.check_scores(scores)
         atoms = best_bits(scores.detach().reshape(-1, self.n), min(k, 2**self.n))
         return atoms.view(*scores.shape[:-1], *atoms.shape[1:])
@@ -106,6 +110,41 @@ class Bits(AbstractBits):
     def log_count(self) -> float:
         """Logarithm of 2**n."""
         return self.n * math.log(2)
+
+    def bit_counts(self) -> BitCounts:
+        """Any number of ones."""
+        return BitCounts(self.n, is_symmetric=self.symmetric)
+
+    def contains(
+        self,
+        atoms: Tensor,  # shape: (n_atoms, n)
+    ) -> Tensor:
+        """Whether all entries are 0 or 1: (n_atoms,)."""
+        return is_bits(atoms)
+
+    def potentials(
+        self,
+        scores: Tensor,  # shape: (n_rows, n)
+    ) -> Potentials:
+        """A choice of two for each bit, the first of which scores 0."""
+        return Potentials(torch.stack([torch.zeros_like(scores), scores], -1))
+
+    def choices_to_atoms(
+        self,
+        choices: Tensor,  # shape: (*lead, n), int64
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """The bits, in the scores' dtype: (*lead, n)."""
+        return choices.to(dtype)
+
+    def choice_marginals(
+        self,
+        choices: Tensor,  # shape: (n_rows, n, 2)
+        pairs: Tensor | None,
+        scores: Tensor,  # shape: (n_rows, n)
+    ) -> Tensor:
+        """The probability of each bit to be 1: (n_rows, n)."""
+        return choices[..., 1]
 
 
 @dataclass(frozen=True)
@@ -128,7 +167,7 @@ class Budget(AbstractBits):
     symmetric: bool = field(default=True, compare=False)  # the assignments are the same
 
     def __post_init__(self) -> None:
-        _check(self.n, self.symmetric, most=self.most)
+        self._check(most=self.most)
 
     def argmax(
         self,
@@ -144,7 +183,7 @@ class Budget(AbstractBits):
         k: int,
     ) -> Tensor:
         """The best bit vectors, best first: (*batch, min(k, number of assignments), n)."""
-        check_k(k)
+        check_int("k", k, least=1)
         best, rows = (tensor.reshape(-1, self.n) for tensor in (self.argmax(scores), scores.detach()))
         atoms = best_counted_bits(rows, best, self.most, min(k, _n_up_to(self.n, self.most)), exactly=False)
         return atoms.view(*scores.shape[:-1], *atoms.shape[1:])
@@ -152,6 +191,17 @@ class Budget(AbstractBits):
     def log_count(self) -> float:
         r"""Logarithm of :math:`\sum_{i \le most} \binom{n}{i}`."""
         return math.log(_n_up_to(self.n, self.most))
+
+    def bit_counts(self) -> BitCounts:
+        """At most so many ones."""
+        return BitCounts(self.most, is_symmetric=self.symmetric)
+
+    def contains(
+        self,
+        atoms: Tensor,  # shape: (n_atoms, n)
+    ) -> Tensor:
+        """Whether entries are bits, of which at most so many are 1: (n_atoms,)."""
+        return is_bits(atoms) & (atoms.sum(-1) <= self.most)
 
 
 @dataclass(frozen=True)
@@ -176,7 +226,7 @@ class Subset(AbstractBits):
     is_fixed_size = True
 
     def __post_init__(self) -> None:
-        _check(self.n, self.symmetric, k=self.k)
+        self._check(k=self.k)
 
     def argmax(
         self,
@@ -192,7 +242,7 @@ class Subset(AbstractBits):
         k: int,
     ) -> Tensor:
         """The best bit vectors, best first: (*batch, min(k, number of assignments), n)."""
-        check_k(k)
+        check_int("k", k, least=1)
         best, rows = (tensor.reshape(-1, self.n) for tensor in (self.argmax(scores), scores.detach()))
         atoms = best_counted_bits(rows, best, self.k, min(k, math.comb(self.n, self.k)), exactly=True)
         return atoms.view(*scores.shape[:-1], *atoms.shape[1:])
@@ -201,18 +251,23 @@ class Subset(AbstractBits):
         r"""Logarithm of :math:`\binom{n}{k}`."""
         return math.log(math.comb(self.n, self.k))
 
+    def bit_counts(self) -> BitCounts:
+        """Exactly k ones."""
+        return BitCounts(self.k, is_exact=True, is_symmetric=self.symmetric)
 
-def _check(n: int, symmetric: bool, **ones: int) -> None:
-    for name, value in {"n": n, **ones}.items():
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} must be an int, got {type(value).__name__}")
-    if n < 1:
-        raise ValueError(f"n must be at least 1, got {n}")
-    for name, value in ones.items():
-        if not 0 <= value <= n:
-            raise ValueError(f"{name} must be from 0 to n = {n}, got {value}")
-    if not isinstance(symmetric, bool):
-        raise TypeError(f"symmetric must be a bool, got {type(symmetric).__name__}")
+    def contains(
+        self,
+        atoms: Tensor,  # shape: (n_atoms, n)
+    ) -> Tensor:
+        """Whether entries are bits, of which exactly k are 1: (n_atoms,)."""
+        return is_bits(atoms) & (atoms.sum(-1) == self.k)
+
+
+def is_bits(
+    atoms: Tensor,  # shape: (n_atoms, n)
+) -> Tensor:
+    """Whether all entries are 0 or 1: (n_atoms,)."""
+    return ((atoms == 0) | (atoms == 1)).all(-1)
 
 
 def _take_first(

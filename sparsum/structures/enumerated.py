@@ -7,10 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from sparsum.structures.abstract import AbstractStructure
+from sparsum.arguments import check_int
+from sparsum.structures.abstract import AbstractStructure, Potentials
 from sparsum.structures.kbest import smallest
-from sparsum.structures.lawler import check_k
-from sparsum.structures.parts import flatten_parts
+from sparsum.structures.scores import flatten
+from sparsum.tensors import at_least_float32
 
 
 class Enumerated(AbstractStructure):
@@ -45,7 +46,6 @@ class Enumerated(AbstractStructure):
         if not vectors.isfinite().all():
             raise ValueError("vectors must be finite, got an infinite entry or a NaN")
         self._vectors = vectors.detach().clone()
-        self.score_ndim = vectors.ndim - 1
         is_binary = bool(((vectors == 0) | (vectors == 1)).all())
         sizes = vectors.detach().flatten(1).sum(1, dtype=torch.float64)
         self.is_fixed_size = is_binary and bool((sizes == sizes[0]).all())
@@ -83,7 +83,7 @@ class Enumerated(AbstractStructure):
         k: int,
     ) -> Tensor:
         """The indices of the best vectors, best first: (*batch, min(k, count))."""
-        check_k(k)
+        check_int("k", k, least=1)
         return smallest(-self._all_scores(scores), min(k, len(self._vectors))).indices
 
     def vectors(
@@ -97,14 +97,6 @@ class Enumerated(AbstractStructure):
         """Logarithm of the number of vectors."""
         return math.log(len(self._vectors))
 
-    def check_scores(self, scores: Tensor) -> None:
-        """Raise unless the scores are floats of shape (*batch, *event)."""
-        super().check_scores(scores)
-        event = tuple(self._vectors.shape[1:])
-        if scores.shape[-len(event) :] != event:
-            wanted = ", ".join(["*batch", *map(str, event)])
-            raise ValueError(f"scores for {self!r} must have shape ({wanted}), got {tuple(scores.shape)}")
-
     def score(
         self,
         scores: Tensor,  # shape: (n_rows, *event)
@@ -112,9 +104,55 @@ class Enumerated(AbstractStructure):
         row: Tensor,  # shape: (n_atoms,)
     ) -> Tensor:
         """The score of each atom: -inf where it uses a forbidden part, also one with a negative entry."""
-        vectors, parts = flatten_parts(self.vectors(atoms)), flatten_parts(scores)[row]
+        vectors, parts = flatten(self.vectors(atoms)), flatten(scores)[row]
         used = torch.where(parts == -torch.inf, parts, vectors.to(parts.dtype) * parts)
         return torch.where(vectors == 0, 0.0, used).sum(-1)
+
+    def contains(
+        self,
+        atoms: Tensor,  # shape: (n_atoms,)
+    ) -> Tensor:
+        """Whether indices are from 0 to count - 1: (n_atoms,)."""
+        return (atoms >= 0) & (atoms < len(self)) & (atoms == atoms.long())
+
+    def potentials(
+        self,
+        scores: Tensor,  # shape: (n_rows, *event)
+    ) -> Potentials:
+        """One choice, among all vectors."""
+        rows = at_least_float32(scores).flatten(1)
+        vectors = self._vectors.to(rows).flatten(1)
+        is_forbidden = rows == -torch.inf
+        with torch.autocast(rows.device.type, enabled=False):  # sums of scores keep their digits
+            values = torch.where(is_forbidden, 0.0, rows) @ vectors.T
+            uses_forbidden = is_forbidden.to(rows.dtype) @ (vectors != 0).to(rows.dtype).T > 0
+        return Potentials(values.masked_fill(uses_forbidden, -torch.inf).unsqueeze(1))
+
+    def choices_to_atoms(
+        self,
+        choices: Tensor,  # shape: (*lead, 1), int64
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """The index that is chosen: (*lead,)."""
+        return choices.squeeze(-1)
+
+    def atoms_to_choices(
+        self,
+        atoms: Tensor,  # shape: (*lead,)
+    ) -> Tensor:
+        """The index as a chain of one choice: (*lead, 1)."""
+        return atoms.unsqueeze(-1).long()
+
+    def choice_marginals(
+        self,
+        choices: Tensor,  # shape: (n_rows, 1, count)
+        pairs: Tensor | None,
+        scores: Tensor,  # shape: (n_rows, *event)
+    ) -> Tensor:
+        """The mean of the vectors: (n_rows, *event)."""
+        with torch.autocast(choices.device.type, enabled=False):
+            mean: Tensor = torch.tensordot(choices.squeeze(1), self._vectors.to(choices), 1)
+        return mean
 
     def _all_scores(
         self,

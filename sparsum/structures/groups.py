@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sparsum.arguments import check_int
 from sparsum.segments import Segments
-from sparsum.structures.abstract import AbstractStructure
+from sparsum.structures.abstract import AbstractStructure, Potentials
 from sparsum.structures.kbest import best_choices
-from sparsum.structures.lawler import check_k
 
 
 @dataclass(frozen=True)
@@ -38,20 +38,22 @@ class Groups(AbstractStructure):
     n_groups: int
     n_each: int
 
-    score_ndim = 2
     is_fixed_size = True
+    has_free_choices = True
 
     def __post_init__(self) -> None:
-        for name, value in (("n_groups", self.n_groups), ("n_each", self.n_each)):
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} must be an int, got {type(value).__name__}")
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        check_int("n_groups", self.n_groups, least=1)
+        check_int("n_each", self.n_each, least=1)
 
     @property
     def score_shape(self) -> tuple[int, int]:
         """The shape of the scores of one example."""
         return (self.n_groups, self.n_each)
+
+    @property
+    def group_size(self) -> int:
+        """One part of each group is used."""
+        return self.n_each
 
     def argmax(
         self,
@@ -68,7 +70,7 @@ class Groups(AbstractStructure):
     ) -> Tensor:
         """The best combinations, best first: (*batch, min(k, number of assignments), n_groups)."""
         self.check_scores(scores)
-        check_k(k)
+        check_int("k", k, least=1)
         rows = scores.detach().reshape(-1, self.n_groups, self.n_each)
         atoms = best_choices(rows, min(k, self.n_each**self.n_groups))
         return atoms.reshape(*scores.shape[:-2], *atoms.shape[1:])
@@ -83,13 +85,6 @@ class Groups(AbstractStructure):
     def log_count(self) -> float:
         """Logarithm of n_each ** n_groups."""
         return self.n_groups * math.log(self.n_each)
-
-    def check_scores(self, scores: Tensor) -> None:
-        """Raise unless the scores are floats of shape (*batch, n_groups, n_each)."""
-        super().check_scores(scores)
-        if scores.shape[-2:] != (self.n_groups, self.n_each):
-            wanted = f"(*batch, {self.n_groups}, {self.n_each})"
-            raise ValueError(f"scores for {self!r} must have shape {wanted}, got {tuple(scores.shape)}")
 
     def score(
         self,
@@ -120,3 +115,26 @@ class Groups(AbstractStructure):
         """Where the categories of each atom stand in the flattened scores: (n_atoms, n_groups)."""
         group = row.unsqueeze(-1) * self.n_groups + torch.arange(self.n_groups, device=row.device)
         return group * self.n_each + atoms
+
+    def contains(
+        self,
+        atoms: Tensor,  # shape: (n_atoms, n_groups)
+    ) -> Tensor:
+        """Whether all indices are from 0 to n_each - 1: (n_atoms,)."""
+        return ((atoms >= 0) & (atoms < self.n_each) & (atoms == atoms.long())).all(-1)
+
+    def potentials(
+        self,
+        scores: Tensor,  # shape: (n_rows, n_groups, n_each)
+    ) -> Potentials:
+        """A choice for each group."""
+        return Potentials(scores)
+
+    def choice_marginals(
+        self,
+        choices: Tensor,  # shape: (n_rows, n_groups, n_each)
+        pairs: Tensor | None,
+        scores: Tensor,  # shape: (n_rows, n_groups, n_each)
+    ) -> Tensor:
+        """The probabilities of the choices: (n_rows, n_groups, n_each)."""
+        return choices

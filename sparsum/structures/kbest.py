@@ -8,7 +8,6 @@ best. What remains is a fixed table of sets, the same for all rows and short: 16
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
 from math import comb, inf, nan
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from sparsum import kernels
 from sparsum.simplex.dispatch import on_device_of
+from sparsum.tensors import tensor_cache
 
 
 class Smallest(NamedTuple):
@@ -74,7 +74,7 @@ class Sets:
         return sums[1:]
 
 
-@lru_cache(maxsize=64)
+@tensor_cache
 def undominated_sets(k: int, width: int, device: torch.device) -> Sets:
     r"""The table of sets of 1, ..., width that are dominated by fewer than k others.
 
@@ -87,7 +87,7 @@ def undominated_sets(k: int, width: int, device: torch.device) -> Sets:
     The count grows with p and with every element added, so that the search stops as soon as it exceeds k.
     """
     level = [(0, [1])]  # the largest element of a set, and the running sums of its h
-    members = torch.zeros(1, 0, dtype=torch.int64)
+    members = torch.zeros(1, 0, dtype=torch.int64, device=device)
     levels, tables = [], []
     while True:
         parents, positions, extended = [], [], []
@@ -107,16 +107,16 @@ def undominated_sets(k: int, width: int, device: torch.device) -> Sets:
         if not parents:
             break
         level = extended
-        new = torch.tensor(positions) - 1
-        members = torch.cat([members[parents], new.unsqueeze(1)], 1)
-        levels.append((torch.tensor(parents, device=device), new.to(device)))
+        new, source = torch.tensor(positions, device=device) - 1, torch.tensor(parents, device=device)
+        members = torch.cat([members[source], new.unsqueeze(1)], 1)
+        levels.append((source, new))
         tables.append(members)
     size = len(tables)
     filled = [torch.cat([table, table[:, -1:].expand(-1, size - table.shape[1])], 1) for table in tables]
-    return Sets(tuple(levels), torch.cat(filled or [members]).to(device))
+    return Sets(tuple(levels), torch.cat(filled or [members]))
 
 
-@lru_cache(maxsize=64)
+@tensor_cache
 def _sets_as_bits(k: int, width: int, device: torch.device) -> Tensor:
     """The same table with the positions of each set as the bits of a number: (n_sets,), int64."""
     members = undominated_sets(k, width, torch.device("cpu")).members
@@ -252,7 +252,7 @@ class _Pairs(NamedTuple):
     growth: Tensor  # shape: (n_pairs,), int64
 
 
-@lru_cache(maxsize=64)
+@tensor_cache
 def _pairs(k: int, n_left: tuple[int, ...], n_right: tuple[int, ...], same_size: bool, device: torch.device) -> _Pairs:
     """All pairs that can be among the k best, but for that of two empty sets, given the numbers of sets of each size.
 
@@ -310,7 +310,7 @@ def best_choices(
     return choices[:, 0, :k, :n_groups]
 
 
-@lru_cache(maxsize=64)
+@tensor_cache
 def _merges(k: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """The places in two sorted lists of the same width whose sums can be among the k best, the two first ones first."""
     left, right = torch.tensor(_staircase(k, width, width), device=device).unbind(1)

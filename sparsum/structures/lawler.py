@@ -5,24 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from sparsum.structures.parts import Scores, flatten_parts, tensors_of, unflatten_parts
-
-if TYPE_CHECKING:
-    from sparsum.structures.abstract import AbstractStructure
+from sparsum.arguments import check_int
+from sparsum.structures.scores import BoundScores, flatten
 
 
-def kbest(
-    structure: AbstractStructure,
-    scores: Scores,  # shape: (n_rows, *score_shape)
-    k: int,
-    *,
-    group_size: int | None = None,
-) -> Tensor:
+def kbest(bound: BoundScores, k: int) -> Tensor:
     r"""The k best atoms of each row, best first and all different: (n_rows, n_best, *event_shape).
 
     The assignments other than the best, :math:`z^1`, fall into disjoint sets, one per part,
@@ -30,22 +21,23 @@ def kbest(
     .. math:: Z_j = \{ z \in Z : a_{z,i} = a_{z^1,i} \text{ for } i < j,\ a_{z,j} \ne a_{z^1,j} \} ,
 
     whose best assignments are found by `argmax` with parts forbidden, by -inf, and forced, by a bonus above all that scores
-    can add up to. The second best is the best of these; its set is split in the same way, and so on. In a structure
-    of fixed size, j runs over the parts in use alone. Each of the k rounds calls `argmax` once, for all sets of all rows.
+    can add up to. The second best is the best of these; its set is split in the same way, and so on. Each of the k rounds
+    calls `argmax` once, for all sets of all rows. In a structure of fixed size, j runs over the parts in use alone: an
+    assignment that keeps all of them has no room for others. Elsewhere, where one vector may contain another, it runs over
+    all parts.
+
+    In a structure with a ``group_size`` a part is forced by forbidding its rivals, which costs no precision.
 
     Assignments that use a part forbidden by the scores come after all others. n_best is the largest number found in any
     row; a row of which fewer exist repeats its last atom.
 
     >>> import sparsum as sp
-    >>> kbest(sp.OneOf(4), torch.tensor([[0.3, -torch.inf, 0.9, 0.5]]), k=3)
+    >>> kbest(sp.OneOf(4).bind(torch.tensor([[0.3, -torch.inf, 0.9, 0.5]])), k=3)
     tensor([[2, 3, 0]])
 
     Args:
-        structure: one that has 0/1 vectors and an `argmax` that honours -inf.
-        scores: the scores of each row, as `structure.rows` gives them.
+        bound: rows of scores over a structure that has 0/1 vectors and an `argmax` that honours -inf.
         k: how many, at least 1.
-        group_size: for a structure that uses exactly one part of each group, the number of parts in a group; groups are
-            consecutive. A part is then forced by forbidding its rivals, which costs no precision.
 
     Raises:
         ValueError: if k < 1, or a vector has other entries than 0 and 1.
@@ -56,28 +48,22 @@ def kbest(
         - An algorithm for ranking all the assignments in order of increasing cost (Murty, 1968),
           https://doi.org/10.1287/opre.16.3.682
     """
-    check_k(k)
-    problem = _Problem.of(structure, scores, group_size)
-    n_rows, n_parts = problem.flat.shape
-    row = torch.arange(n_rows, device=problem.flat.device)
-    root = problem.solve(row, torch.zeros(n_rows, n_parts, dtype=torch.int8, device=row.device))
-    problem.check_vectors(root.atoms)
+    check_int("k", k, least=1)
+    search = _Search.of(bound)
+    n_rows, n_parts = search.flat.shape
+    row = torch.arange(n_rows, device=search.flat.device)
+    root = search.solve(row, torch.zeros(n_rows, n_parts, dtype=torch.int8, device=row.device))
+    search.check_vectors(root.atoms)
     pool = root.map(lambda tensor: tensor.unsqueeze(1))  # shape: (n_rows, n_nodes, ...), best first
     found = [root]
     for n_left in range(k - 1, 0, -1):
-        pool = _split(problem, pool, n_left)
+        pool = _split(search, pool, n_left)
         if pool.value.shape[1] == 0:
             break
         found.append(pool.map(lambda tensor: tensor[:, 0]))
     atoms = _collect(found)
     # Floating-point atoms are in the dtype of the scores, which argmax has seen as float64.
-    return atoms.to(tensors_of(scores)[0].dtype) if atoms.dtype == torch.float64 else atoms
-
-
-def check_k(k: int) -> None:
-    """Raise unless k is at least 1."""
-    if k < 1:
-        raise ValueError(f"k must be at least 1, got {k}")
+    return atoms.to(bound.dtype) if atoms.dtype == torch.float64 else atoms
 
 
 @dataclass(frozen=True)
@@ -97,22 +83,20 @@ class _Nodes:
 
 
 @dataclass(frozen=True)
-class _Problem:
-    """A structure and its scores, -inf made finite: assignments that use such a part come last, but are found."""
+class _Search:
+    """Rows of scores, -inf made finite: assignments that use such a part come last, but are found."""
 
-    structure: AbstractStructure
-    scores: Scores
+    bound: BoundScores
     flat: Tensor  # shape: (n_rows, n_parts), float64
     bonus: Tensor  # shape: (n_rows, 1)
-    group_size: int | None
 
     @classmethod
-    def of(cls, structure: AbstractStructure, scores: Scores, group_size: int | None) -> _Problem:
-        """The problem of some rows."""
-        flat = flatten_parts(scores).detach().double()
+    def of(cls, bound: BoundScores) -> _Search:
+        """The search over some rows."""
+        flat = bound.flat.detach().double()
         is_forbidden = flat == -torch.inf
         flat = torch.where(is_forbidden, -_margin(torch.where(is_forbidden, 0.0, flat)), flat)
-        return cls(structure, scores, flat, _margin(flat), group_size)
+        return cls(bound, flat, _margin(flat))
 
     def solve(
         self,
@@ -121,15 +105,16 @@ class _Problem:
     ) -> _Nodes:
         """The best assignment of each of n sets, by one call of argmax."""
         flat, is_forced, is_forbidden = self.flat[row], state == 1, state == -1
-        if self.group_size is None:
+        group_size = self.bound.structure.group_size
+        if group_size is None:
             tilted = torch.where(is_forced, flat + self.bonus[row], flat)
         else:
-            groups = is_forced.unflatten(-1, (-1, self.group_size))
+            groups = is_forced.unflatten(-1, (-1, group_size))
             is_rival = (groups.any(-1, keepdim=True) & ~groups).flatten(1)
             tilted = torch.where(is_rival, -torch.inf, flat)
-        structure = self.structure.select(row)
-        atoms = structure.argmax(unflatten_parts(torch.where(is_forbidden, -torch.inf, tilted), like=self.scores))
-        is_used = flatten_parts(structure.vectors(atoms)) != 0
+        nodes = self.bound.select(row).with_flat(torch.where(is_forbidden, -torch.inf, tilted))
+        atoms = nodes.argmax()
+        is_used = flatten(nodes.structure.vectors(atoms)) != 0
         value = torch.where(is_used, flat, 0.0).sum(-1)
         # The argmax over an empty set breaks the set's conditions. A row with a NaN has no best assignment.
         is_empty = torch.where(is_used, is_forbidden, is_forced).any(-1) | value.isnan()
@@ -137,9 +122,10 @@ class _Problem:
 
     def check_vectors(self, atoms: Tensor) -> None:
         """Raise unless the vectors of atoms, one per row, are 0/1."""
-        vectors = flatten_parts(self.structure.vectors(atoms))
+        structure = self.bound.structure
+        vectors = flatten(structure.vectors(atoms))
         if not bool(((vectors == 0) | (vectors == 1)).all()):
-            raise ValueError(f"{self.structure!r} has vectors with entries other than 0 and 1: define its topk(scores, k)")
+            raise ValueError(f"{structure!r} has vectors with entries other than 0 and 1: define its topk(scores, k)")
 
 
 def _margin(flat: Tensor) -> Tensor:
@@ -148,12 +134,12 @@ def _margin(flat: Tensor) -> Tensor:
     return torch.where(total > 0, 3 * total, 1.0)
 
 
-def _split(problem: _Problem, pool: _Nodes, n_left: int) -> _Nodes:
+def _split(search: _Search, pool: _Nodes, n_left: int) -> _Nodes:
     """Split the first set of each row, less its best assignment, and keep the n_left best of all sets, best first."""
     best, rest = pool.map(lambda tensor: tensor[:, 0]), pool.map(lambda tensor: tensor[:, 1:])
     n_rows, n_rest = rest.value.shape
     is_branch = (best.state == 0) & (best.value > -torch.inf).unsqueeze(-1)
-    if problem.structure.is_fixed_size:
+    if search.bound.structure.is_fixed_size:
         is_branch &= best.is_used  # an assignment that keeps all these parts has no room for others
     row, part = is_branch.nonzero(as_tuple=True)
     if len(row) == 0:
@@ -161,7 +147,7 @@ def _split(problem: _Problem, pool: _Nodes, n_left: int) -> _Nodes:
     kept = torch.where(best.is_used[row], 1, -1).to(torch.int8)
     position, flipped = torch.arange(is_branch.shape[1], device=part.device), part.unsqueeze(-1)
     state = torch.where(is_branch[row] & (position < flipped), kept, best.state[row])
-    children = problem.solve(row, torch.where(position == flipped, -kept, state))
+    children = search.solve(row, torch.where(position == flipped, -kept, state))
     # Children are packed; columns bring them back to their rows. All nodes: the rest, row after row, then the children.
     column = n_rest + (is_branch.cumsum(-1) - 1)[row, part]
     node = torch.arange(n_rows * n_rest, device=row.device).view(n_rows, n_rest)

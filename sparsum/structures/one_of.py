@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sparsum.arguments import check_int
 from sparsum.segments import Segments
-from sparsum.structures.abstract import AbstractStructure
-from sparsum.structures.lawler import check_k
+from sparsum.structures.abstract import AbstractStructure, Potentials
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,20 @@ class OneOf(AbstractStructure):
     n: int
 
     is_fixed_size = True
+    has_free_choices = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.n, bool) or not isinstance(self.n, int):
-            raise TypeError(f"n must be an int, got {type(self.n).__name__}")
-        if self.n < 1:
-            raise ValueError(f"n must be at least 1, got {self.n}: a structure without assignments has no distribution")
+        check_int("n", self.n, least=1, why=": a structure without assignments has no distribution")
 
     @property
     def score_shape(self) -> tuple[int, ...]:
         """The shape of one example's scores."""
         return (self.n,)
+
+    @property
+    def group_size(self) -> int:
+        """All parts are one group."""
+        return self.n
 
     def argmax(
         self,
@@ -60,7 +63,7 @@ class OneOf(AbstractStructure):
     ) -> Tensor:
         """The best categories, best first: (*batch, min(k, n))."""
         self.check_scores(scores)
-        check_k(k)
+        check_int("k", k, least=1)
         return scores.topk(min(k, self.n), -1).indices
 
     def vectors(
@@ -73,12 +76,6 @@ class OneOf(AbstractStructure):
     def log_count(self) -> float:
         """Logarithm of n."""
         return math.log(self.n)
-
-    def check_scores(self, scores: Tensor) -> None:
-        """Raise unless the scores are floats of shape (*batch, n)."""
-        super().check_scores(scores)
-        if scores.shape[-1] != self.n:
-            raise ValueError(f"scores for {self!r} must have shape (*batch, {self.n}), got {tuple(scores.shape)}")
 
     def score(
         self,
@@ -98,3 +95,41 @@ class OneOf(AbstractStructure):
         """The dense probabilities, without one-hot vectors: (n_rows, n)."""
         dense = probs.new_zeros(segments.n_rows * self.n)
         return dense.index_add(0, segments.row * self.n + atoms, probs).view(segments.n_rows, self.n)
+
+    def contains(
+        self,
+        atoms: Tensor,  # shape: (n_atoms,)
+    ) -> Tensor:
+        """Whether indices are from 0 to n - 1: (n_atoms,)."""
+        return (atoms >= 0) & (atoms < self.n) & (atoms == atoms.long())
+
+    def potentials(
+        self,
+        scores: Tensor,  # shape: (n_rows, n)
+    ) -> Potentials:
+        """One choice."""
+        return Potentials(scores.unsqueeze(1))
+
+    def choices_to_atoms(
+        self,
+        choices: Tensor,  # shape: (*lead, 1), int64
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """The index that is chosen: (*lead,)."""
+        return choices.squeeze(-1)
+
+    def atoms_to_choices(
+        self,
+        atoms: Tensor,  # shape: (*lead,)
+    ) -> Tensor:
+        """The index as a chain of one choice: (*lead, 1)."""
+        return atoms.unsqueeze(-1).long()
+
+    def choice_marginals(
+        self,
+        choices: Tensor,  # shape: (n_rows, 1, n)
+        pairs: Tensor | None,
+        scores: Tensor,  # shape: (n_rows, n)
+    ) -> Tensor:
+        """The probabilities of the choice: (n_rows, n)."""
+        return choices.squeeze(1)

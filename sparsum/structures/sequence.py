@@ -9,9 +9,11 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from sparsum.arguments import check_int
 from sparsum.segments import Segments
-from sparsum.structures.parts import Scores, tensors_of
-from sparsum.structures.sized import AbstractSized, check_size
+from sparsum.structures.abstract import Potentials
+from sparsum.structures.scores import BoundScores, Scores, as_tuple
+from sparsum.structures.sized import AbstractSized
 
 
 @dataclass(frozen=True)
@@ -55,20 +57,25 @@ class Sequence(AbstractSized):
     length: int
     n_tags: int
     regularise_transitions: bool = field(default=True, compare=False)  # the assignments are the same
-    #: Whether the scores are a pair; `rows` finds out.
+    #: Whether the scores are a pair; `bind` finds out.
     has_transitions: bool = field(default=False, kw_only=True, repr=False, compare=False)
 
     has_fewer_choices: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_size("length", self.length)
-        check_size("n_tags", self.n_tags)
+        check_int("length", self.length, least=1)
+        check_int("n_tags", self.n_tags, least=1)
         super().__post_init__()
 
     @property
     def score_shape(self) -> tuple[int, int]:
         """The shape of the unary scores, (length, n_tags)."""
         return self.length, self.n_tags
+
+    @property
+    def group_size(self) -> int | None:
+        """One tag is used at each position; transitions are not in such groups."""
+        return None if self.has_transitions else self.n_tags
 
     @property
     def _transition_shape(self) -> tuple[int, int, int]:
@@ -80,7 +87,7 @@ class Sequence(AbstractSized):
 
     def check_scores(self, scores: Scores) -> None:
         """Raise unless the scores are unary, or a pair of unary and transition scores."""
-        unary, *others = tensors_of(scores)
+        unary, *others = as_tuple(scores)
         super().check_scores(unary)
         if not isinstance(scores, tuple):
             return
@@ -99,28 +106,32 @@ class Sequence(AbstractSized):
             seen = f"got {tuple(transition.shape)}"
             raise ValueError(f"transition scores for {self!r} must broadcast to {wanted}, {seen}") from None
 
-    def rows(
+    def _bound(
         self,
         scores: Scores,  # shape: (*batch, length, n_tags), or a pair with (*batch, length - 1, n_tags, n_tags)
-    ) -> tuple[Self, Scores, torch.Size]:
-        """Check the scores, flatten the batch, and make padding choose tag 0 at a score of 0."""
-        self.check_scores(scores)
-        unary, *others = tensors_of(scores)
-        structure, rows, batch_shape = super().rows(unary)
-        if not others:
-            return structure._with(has_transitions=False), rows, batch_shape
-        transition = others[0].expand(*batch_shape, *self._transition_shape).reshape(len(rows), *self._transition_shape)
-        if structure.lengths is not None:
-            is_padding = structure._is_padding(len(rows))[:, 1:, None, None]
-            transition = torch.where(is_padding, 0.0, transition)
-        return structure._with(has_transitions=True), (rows, transition), batch_shape
+    ) -> tuple[Self, BoundScores]:
+        """Flatten the batch, and make padding choose tag 0 at a score of 0."""
+        unary, *others = as_tuple(scores)
+        structure, bound = super()._bound(unary)
+        structure = structure._with(has_transitions=bool(others))
+        tensors, shape = bound.tensors, self._transition_shape
+        if others:
+            transition = others[0].expand(*bound.batch_shape, *shape).reshape(bound.n_rows, *shape)
+            if structure.lengths is not None:
+                is_padding = structure._is_padding(bound.n_rows)[:, 1:, None, None]
+                transition = torch.where(is_padding, 0.0, transition)
+            tensors = (*tensors, transition)
+        return structure, BoundScores(structure, tensors, bound.batch_shape)
 
     def _best(self, rows: Scores) -> Tensor:
-        return self._best_k(rows, 1)[:, 0] if self.has_transitions else rows.argmax(-1)
+        return self._viterbi(rows, 1)[:, 0] if self.has_transitions else rows.argmax(-1)
 
-    def _best_k(self, rows: Scores, k: int) -> Tensor:
-        """Viterbi with the k best ways to each tag; without transitions, the ways to all tags are the same."""
-        unary, *others = (tensor.double() for tensor in tensors_of(rows))
+    def _best_k(self, bound: BoundScores, k: int) -> Tensor:
+        return self._viterbi(bound.scores, k)
+
+    def _viterbi(self, rows: Scores, k: int) -> Tensor:
+        """The k best ways to each tag, position by position; without transitions, those to all tags are the same."""
+        unary, *others = (tensor.double() for tensor in as_tuple(rows))
         transition = others[0] if others else unary.new_zeros(1, self.length - 1, 1, 1)
         best = unary[:, 0].unsqueeze(-1)  # shape: (n_rows, n_tags, n_ways), the scores of the best ways to each tag
         n_ways, pointers = [1], []
@@ -165,7 +176,7 @@ class Sequence(AbstractSized):
         row: Tensor,  # shape: (n_atoms,)
     ) -> Tensor:
         """The score of each atom, without its one-hot vectors: (n_atoms,)."""
-        unary, *others = tensors_of(scores)
+        unary, *others = as_tuple(scores)
         total = super().score(unary, atoms, row)
         for transition in others:
             terms = transition.reshape(-1)[self._transitions(atoms, row)]
@@ -190,6 +201,35 @@ class Sequence(AbstractSized):
         dense = probs.new_zeros(segments.n_rows, *self._transition_shape)
         flat = dense.reshape(-1).index_put((self._transitions(atoms, segments.row),), mass, accumulate=True)
         return unary, flat.view(dense.shape)
+
+    def contains(
+        self,
+        atoms: Tensor,  # shape: (n_atoms, length)
+    ) -> Tensor:
+        """Whether all tags are from 0 to n_tags - 1, and 0 for padding: (n_atoms,)."""
+        return self._is_in_range(atoms)
+
+    def potentials(
+        self,
+        scores: Scores,  # shape: (n_rows, length, n_tags), or a pair with (n_rows, length - 1, n_tags, n_tags)
+    ) -> Potentials:
+        """A choice for each position, with scores of pairs if there are transitions."""
+        return Potentials(*as_tuple(scores))
+
+    def choice_marginals(
+        self,
+        choices: Tensor,  # shape: (n_rows, length, n_tags)
+        pairs: Tensor | None,  # shape: (n_rows, length - 1, n_tags, n_tags)
+        scores: Scores,
+    ) -> Scores:
+        """The probabilities of tags and, if the scores have them, of transitions; 0 for padding."""
+        if self.has_transitions and pairs is None:
+            pairs = choices[:, 1:].unsqueeze(-1)  # of a single tag
+        if self.lengths is not None:
+            is_padding = self._is_padding(len(choices))
+            choices = choices.masked_fill(is_padding.unsqueeze(-1), 0.0)
+            pairs = None if pairs is None else pairs.masked_fill(is_padding[:, 1:, None, None], 0.0)
+        return choices if pairs is None else (choices, pairs)
 
     def _transitions(self, atoms: Tensor, row: Tensor) -> Tensor:
         """Where the transitions of atoms stand in flattened scores: (n_atoms, length - 1)."""

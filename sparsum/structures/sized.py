@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from sparsum.arguments import check_int
 from sparsum.segments import Segments
 from sparsum.structures.abstract import AbstractStructure
-from sparsum.structures.lawler import check_k, kbest
-from sparsum.structures.parts import Scores
+from sparsum.structures.lawler import kbest
+from sparsum.structures.scores import BoundScores, Scores
 
 
 @dataclass(frozen=True)
@@ -21,16 +23,16 @@ class AbstractSized(AbstractStructure):
     """One of several choices at each position, and perhaps fewer positions for some examples.
 
     Positions from an example's length on are padding: their choice is 0, and whatever their scores are, they add nothing to
-    the score of an assignment and nothing to the vectors and marginals. In the scores that `rows` gives, padding has a
-    score of 0 for choice 0 and -inf for others.
+    the score of an assignment and nothing to the vectors and marginals. In bound scores, padding has a score of 0 for
+    choice 0 and -inf for others.
 
     The vectors of atoms depend on the row then: `vectors` takes one atom for each row of the structure, so that packed atoms
     have the vectors ``structure.select(row).vectors(atoms)``.
     """
 
-    lengths: Tensor | None = field(default=None, kw_only=True, repr=False, compare=False)  # shape: batch_shape, int64
+    #: The length of each example: an int64 tensor in the shape of the batch; lists of ints are converted to one.
+    lengths: Tensor | None = field(default=None, kw_only=True, repr=False, compare=False)  # shape: batch_shape
 
-    score_ndim = 2
     is_fixed_size = True
     #: Whether an example with fewer positions has as many choices fewer.
     has_fewer_choices: ClassVar[bool] = True
@@ -39,6 +41,11 @@ class AbstractSized(AbstractStructure):
     @abstractmethod
     def score_shape(self) -> tuple[int, int]:
         """The numbers of positions and of choices."""
+
+    @property
+    def group_size(self) -> int | None:
+        """One choice is made at each position."""
+        return self.score_shape[1]
 
     @abstractmethod
     def _best(
@@ -50,9 +57,12 @@ class AbstractSized(AbstractStructure):
     def __post_init__(self) -> None:
         if self.lengths is None:
             return
+        given: object = self.lengths
+        if isinstance(given, list | tuple):
+            object.__setattr__(self, "lengths", _as_tensor(given))
         if not isinstance(self.lengths, Tensor) or self.lengths.dtype != torch.int64:
             kind = self.lengths.dtype if isinstance(self.lengths, Tensor) else type(self.lengths).__name__
-            raise TypeError(f"lengths must be an int64 tensor, got {kind}")
+            raise TypeError(f"lengths must be an int64 tensor or a list of ints, got {kind}")
         most, is_wrong = self.score_shape[0], (self.lengths < 1) | (self.lengths > self.score_shape[0])
         if bool(is_wrong.any()):
             raise ValueError(f"lengths must be from 1 to {most}, got {self.lengths[is_wrong][:5].tolist()}")
@@ -62,9 +72,10 @@ class AbstractSized(AbstractStructure):
         scores: Scores,  # shape: (*batch, n_positions, n_choices)
     ) -> Tensor:
         """The best assignment, one with a score of -inf where none is allowed: (*batch, n_positions)."""
-        structure, rows, batch_shape = self.rows(scores)
+        self.check_scores(scores)
+        structure, bound = self._bound(scores)
         with torch.no_grad():
-            return structure._best(rows).reshape(*batch_shape, self.score_shape[0])
+            return bound.shaped(structure._best(bound.scores))
 
     def topk(
         self,
@@ -76,15 +87,15 @@ class AbstractSized(AbstractStructure):
         Where fewer are allowed, atoms with a score of -inf fill the rest; an example with too few assignments because of
         its length may also repeat its last atom: `kbest` tells.
         """
-        check_k(k)
-        structure, rows, batch_shape = self.rows(scores)
+        check_int("k", k, least=1)
+        self.check_scores(scores)
+        structure, bound = self._bound(scores)
         with torch.no_grad():
-            atoms = structure._best_k(rows, k)
-        return atoms.reshape(*batch_shape, *atoms.shape[1:])
+            return bound.shaped(structure._best_k(bound, k))
 
-    def _best_k(self, rows: Scores, k: int) -> Tensor:
+    def _best_k(self, bound: BoundScores, k: int) -> Tensor:
         """The k best atoms of each row: (n_rows, n_best, n_positions)."""
-        return kbest(self, rows, k, group_size=self.score_shape[1])
+        return kbest(bound, k)
 
     def vectors(
         self,
@@ -100,22 +111,21 @@ class AbstractSized(AbstractStructure):
     def check_scores(self, scores: Scores) -> None:
         """Raise unless the scores have shape (*batch, n_positions, n_choices), and lengths that of the batch."""
         super().check_scores(scores)
-        if scores.shape[-2:] != self.score_shape:
-            wanted = ", ".join(map(str, self.score_shape))
-            raise ValueError(f"scores for {self!r} must have shape (*batch, {wanted}), got {tuple(scores.shape)}")
         if self.lengths is not None and self.lengths.shape != scores.shape[:-2]:
             seen = f"got {tuple(self.lengths.shape)} for scores of shape {tuple(scores.shape)}"
             raise ValueError(f"lengths must have the shape of the batch, {tuple(scores.shape[:-2])}, {seen}")
 
-    def rows(
+    def _bind(self, scores: Scores) -> BoundScores:
+        return self._bound(scores)[1]
+
+    def _bound(
         self,
         scores: Scores,  # shape: (*batch, n_positions, n_choices)
-    ) -> tuple[Self, Scores, torch.Size]:
-        """Check the scores, flatten the batch, and make padding choose 0 at a score of 0."""
-        self.check_scores(scores)
+    ) -> tuple[Self, BoundScores]:
+        """Flatten the batch, and make padding choose 0 at a score of 0; the structure of these rows, and their scores."""
         flat, batch_shape = scores.reshape(-1, *self.score_shape), scores.shape[:-2]
         if self.lengths is None:
-            return self, flat, batch_shape
+            return self, BoundScores(self, (flat,), batch_shape)
         lengths = self.lengths.reshape(-1).to(scores.device)
         structure = self._with(lengths=lengths)
         choice = torch.arange(self.score_shape[1], device=scores.device)
@@ -123,7 +133,8 @@ class AbstractSized(AbstractStructure):
             n_choices = lengths + (self.score_shape[1] - self.score_shape[0])
             flat = torch.where(choice < n_choices[:, None, None], flat, -torch.inf)
         forced = torch.where(choice == 0, 0.0, -torch.inf).to(flat.dtype)
-        return structure, torch.where(structure._is_padding(len(flat)).unsqueeze(-1), forced, flat), batch_shape
+        flat = torch.where(structure._is_padding(len(flat)).unsqueeze(-1), forced, flat)
+        return structure, BoundScores(structure, (flat,), batch_shape)
 
     def select(
         self,
@@ -131,6 +142,12 @@ class AbstractSized(AbstractStructure):
     ) -> Self:
         """The structure for some of its rows."""
         return self if self.lengths is None else self._with(lengths=self.lengths[index])
+
+    def padding(self) -> Tensor | None:
+        """All choices of padded positions: (n_rows, n_positions * n_choices)."""
+        if self.lengths is None:
+            return None
+        return self._is_padding(len(self.lengths)).repeat_interleave(self.score_shape[1], -1)
 
     def score(
         self,
@@ -160,11 +177,23 @@ class AbstractSized(AbstractStructure):
         flat = dense.reshape(-1).index_put((self._parts(atoms, segments.row),), mass, accumulate=True)
         return flat.view(dense.shape)
 
+    def _is_in_range(
+        self,
+        atoms: Tensor,  # shape: (n, n_positions)
+    ) -> Tensor:
+        """Whether all choices are whole numbers in their range, and 0 for padding: (n,)."""
+        most = torch.full(atoms.shape, self.score_shape[1] - 1, device=atoms.device)
+        if self.lengths is not None:
+            if self.has_fewer_choices:
+                most = (most + (self.lengths - self.score_shape[0]).unsqueeze(-1)).expand(atoms.shape)
+            most = most.masked_fill(self._is_padding(len(atoms)), 0)
+        return ((atoms >= 0) & (atoms <= most) & (atoms == atoms.long())).all(-1)
+
     def _parts(self, atoms: Tensor, row: Tensor) -> Tensor:
         """Where the choices of atoms stand in flattened scores: (n_atoms, n_positions)."""
         n_positions, n_choices = self.score_shape
         position = torch.arange(n_positions, device=atoms.device)
-        return (row.unsqueeze(-1) * n_positions + position) * n_choices + atoms
+        return (row.unsqueeze(-1) * n_positions + position) * n_choices + atoms.long()
 
     def _is_padding(self, n: int) -> Tensor:
         """Which positions of n rows are padding: (n, n_positions)."""
@@ -185,9 +214,10 @@ class AbstractSized(AbstractStructure):
         return changed
 
 
-def check_size(name: str, value: int, least: int = 1) -> None:
-    """Raise unless a number is an int and large enough."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
+def _as_tensor(lengths: Sequence[Any]) -> Tensor:
+    """Lengths from nested lists of ints, on the CPU whatever the default device is."""
+    try:
+        tensor = torch.tensor(lengths, device="cpu")
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"lengths must be an int64 tensor or a list of ints, got {lengths!r}") from error
+    return tensor.long() if tensor.numel() == 0 else tensor

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsum.structures.sized import AbstractSized, check_size
+from sparsum.arguments import check_int
+from sparsum.structures.sized import AbstractSized
+from sparsum.structures.spanning import is_tree, log_sum_of_heads, sample_heads
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Tree(AbstractSized):
     single_root: bool = False
 
     def __post_init__(self) -> None:
-        check_size("n", self.n)
+        check_int("n", self.n, least=1)
         super().__post_init__()
 
     @property
@@ -62,6 +64,36 @@ class Tree(AbstractSized):
     def log_count(self) -> float:
         """Logarithm of (n + 1) ** (n - 1), or of n ** (n - 1) with a single root: Cayley's formula."""
         return (self.n - 1) * math.log(self.n if self.single_root else self.n + 1)
+
+    def contains(
+        self,
+        atoms: Tensor,  # shape: (n_atoms, n)
+    ) -> Tensor:
+        """Whether heads make a tree, with one root if there must be one, and are 0 for padding: (n_atoms,)."""
+        heads = atoms.long().clamp(0, self.n - 1)
+        word = torch.arange(self.n, device=heads.device)
+        is_root = heads == word
+        if self.lengths is not None:
+            is_padding = self._is_padding(len(heads))
+            heads, is_root = torch.where(is_padding, word, heads), is_root & ~is_padding
+        is_right = self._is_in_range(atoms) & is_tree(heads)
+        return is_right & (is_root.sum(-1) == 1) if self.single_root else is_right
+
+    def log_partition(
+        self,
+        scores: Tensor,  # shape: (n_rows, n, n)
+    ) -> Tensor:
+        """The sum over all trees, by elimination: (n_rows,)."""
+        return log_sum_of_heads(scores, single_root=self.single_root)
+
+    def sample(
+        self,
+        scores: Tensor,  # shape: (n_rows, n, n)
+        n: int,
+        generator: torch.Generator | None,
+    ) -> Tensor:
+        """Independent trees: (n, n_rows, n)."""
+        return sample_heads(scores, n, generator, single_root=self.single_root)
 
     def _best(
         self,

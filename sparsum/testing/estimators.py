@@ -12,9 +12,9 @@ from torch import Tensor
 
 from sparsum.estimators import AbstractEstimator, Estimate
 from sparsum.estimators.problem import Loss
-from sparsum.structures import AbstractStructure, Bits, Groups, OneOf
+from sparsum.structures import AbstractStructure, Bits, Groups, OneOf, Scores
 from sparsum.structures import Sequence as Tags
-from sparsum.structures.parts import Scores, flatten_parts, tensors_of, unflatten_parts
+from sparsum.structures.scores import as_tuple, flatten, unflatten
 from sparsum.testing.report import Report
 
 #: The number of features of the context that `check_estimator` gives.
@@ -39,8 +39,8 @@ class _Toy:
         form: Scores = torch.zeros(1, *structure.score_shape, dtype=torch.float64, device=device)
         if isinstance(structure, Tags):
             form = (form, form.new_zeros(1, structure.length - 1, structure.n_tags, structure.n_tags))
-        flat = flatten_parts(form)[0]
-        n_first = tensors_of(form)[0][0].numel()
+        flat = flatten(form)[0]
+        n_first = as_tuple(form)[0][0].numel()
         return cls(
             structure,
             torch.randn(flat.shape, dtype=torch.float64, generator=generator).to(device),
@@ -55,18 +55,18 @@ class _Toy:
 
     def scores(self, flat: Tensor, batch_shape: Sequence[int] | None = None) -> Scores:
         """Scores in the form that the structure takes."""
-        rows = unflatten_parts(flat, like=self.form)
+        rows = unflatten(flat, like=self.form)
         shape = [len(flat)] if batch_shape is None else batch_shape
-        shaped = tuple(tensor.reshape(*shape, *tensor.shape[1:]) for tensor in tensors_of(rows))
+        shaped = tuple(tensor.reshape(*shape, *tensor.shape[1:]) for tensor in as_tuple(rows))
         return shaped if isinstance(rows, tuple) else shaped[0]
 
     def loss(self, weights: Tensor) -> Loss:
         """A loss of atoms or vectors that is neither linear nor quadratic, and that is not 0 on average."""
-        structure, _, _ = self.structure.rows(self.form)
+        structure = self.structure.bind(self.form).structure
 
         def loss(z: Tensor, row: Tensor) -> Tensor:
             is_vector = z.is_floating_point() and tuple(z.shape[1:]) == tuple(self.structure.score_shape)
-            vectors = z if is_vector else tensors_of(structure.vectors(z))[0]
+            vectors = z if is_vector else as_tuple(structure.vectors(z))[0]
             linear, squared, bent = (vectors.double().flatten(1).unsqueeze(1) * weights[row]).sum(-1).unbind(1)
             return 1 + linear + squared.square() + 2 * torch.tanh(2 * bent)
 
@@ -120,7 +120,7 @@ def check_estimator(
         toy = _Toy.draw(structure, generator, torch.device(device))
         made = copy.deepcopy(estimator) if isinstance(estimator, AbstractEstimator) else estimator(structure)
         made.to(device).train()
-        if not isinstance(structure, made.structures):
+        if not made.needs.is_met(structure):
             _check_refusal(report, made, toy)
             continue
         _check_state(report, made, toy, seed)

@@ -12,9 +12,10 @@ from torch import Tensor
 from sparsum.inference import sparsemap, topk_sparsemax
 from sparsum.simplex import sparsemax
 from sparsum.solvers import AbstractSolver
-from sparsum.structures import AbstractStructure
-from sparsum.structures.parts import Scores, flatten_parts, select_rows, unflatten_parts
-from sparsum.testing.report import Report
+from sparsum.structures import AbstractStructure, BoundScores, Scores
+from sparsum.structures.scores import flatten, unflatten
+from sparsum.testing.gibbs import check_gibbs
+from sparsum.testing.report import Report, index_of, shown
 
 _MAX_MEMBERS = 5000
 _N_ROWS = 5
@@ -38,10 +39,7 @@ class _Case:
 
     def index(self, atoms: Tensor) -> Tensor:
         """Which member each of the packed atoms is, -1 for none: (n_atoms,)."""
-        is_equal = atoms.unsqueeze(1) == self.atoms.unsqueeze(0)
-        while is_equal.ndim > 2:
-            is_equal = is_equal.all(-1)
-        return torch.where(is_equal.any(-1), is_equal.int().argmax(-1), -1)
+        return index_of(atoms, self.atoms)
 
 
 def check_structure(
@@ -54,9 +52,11 @@ def check_structure(
 ) -> Report:
     """Check a small structure against brute force over all its assignments.
 
-    It checks the number of assignments; `argmax` and `topk` for random, tied and forbidding scores; that results do not
-    depend on a row's place in the batch; that `sparsemap` is optimal and its gradient right; and that `topk_sparsemax` keeps
-    what its certificate promises.
+    It checks the number of assignments; `argmax` and `topk` for random, tied and forbidding scores, and when all is
+    forbidden; that results do not depend on a row's place in the batch; that `sparsemap` is optimal and its gradient
+    right; that `topk_sparsemax` keeps what its certificate promises; and whatever the structure declares:
+    `is_fixed_size`, `group_size`, `contains`, `bit_counts`, and the log-partition function, marginals, entropy and samples
+    of `sparsum.Gibbs` for one that has `potentials`, or `log_partition` and `sample`.
 
     >>> import sparsum as sp
     >>> report = check_structure(sp.OneOf(4))
@@ -84,8 +84,10 @@ def check_structure(
     if getattr(structure, "lengths", None) is not None:
         raise ValueError("check the structure without lengths: a structure with them is tied to one batch")
     draw = _in_double(random_scores if random_scores is not None else _normal_scores(structure))
-    bound, example, _ = structure.rows(draw(generator, _N_ROWS))
-    case = _enumerate(report, bound, select_rows(example, torch.zeros(1, dtype=torch.int64)), members)
+    bound = structure.bind(draw(generator, _N_ROWS))
+    _check_all_forbidden(report, bound, members)
+    case = _enumerate(report, bound, members)
+    _check_declared(report, case)
     for kind in ("random", "integer", "equal", "forbidding"):
         scores = _transform(kind, draw(generator, _N_ROWS), case, generator)
         _check_search(report, case, kind, scores)
@@ -95,6 +97,12 @@ def check_structure(
         _check_sparsemap(report, case, scores, solver)
         _check_gradient(report, case, scores, solver, generator)
         _check_topk_sparsemax(report, case, scores)
+    if structure.has_partition:
+        for kind in ("random", "forbidding"):
+            scores = _transform(kind, draw(generator, _N_ROWS), case, generator)
+            check_gibbs(
+                report, case.structure.bind(scores), case.atoms, case.vectors, case.scores(flatten(scores)), generator
+            )
     return report
 
 
@@ -111,31 +119,73 @@ def _in_double(draw: RandomScores) -> RandomScores:
     return converted
 
 
-def _enumerate(report: Report, structure: AbstractStructure, scores: Scores, members: Tensor | None) -> _Case:
+def _check_all_forbidden(report: Report, bound: BoundScores, members: Tensor | None) -> None:
+    """When all is forbidden, `argmax` returns an assignment all the same."""
+    atoms = bound.map(lambda tensor: torch.full_like(tensor, -torch.inf)).argmax()
+    is_member = bound.structure.contains(atoms)
+    if members is not None:
+        is_member = is_member & (index_of(atoms, members.to(atoms)) >= 0)
+    report.check(
+        "all forbidden",
+        bool(is_member.all()),
+        f"with all scores at -inf, argmax returns atoms that are not assignments: {shown(atoms[~is_member])}; it must "
+        "return any assignment of the structure",
+    )
+
+
+def _enumerate(report: Report, bound: BoundScores, members: Tensor | None) -> _Case:
     """All members, checked for their number and for duplicates."""
-    log_count = structure.log_count()
-    found = structure.select(torch.zeros(1, dtype=torch.int64)).topk(scores, _MAX_MEMBERS + 1)[0]
+    structure, log_count = bound.structure, bound.structure.log_count()
+    first = bound.select(torch.zeros(1, dtype=torch.int64, device=bound.device))
+    found = first.structure.topk(first.scores, _MAX_MEMBERS + 1)[0]
     if len(found) > _MAX_MEMBERS:
         raise ValueError(f"{structure!r} has more than {_MAX_MEMBERS} assignments: check a smaller one of its kind")
     if math.isfinite(log_count):
         count = round(math.exp(log_count))
-        report.check("log_count", len(found) == count, f"topk finds {len(found)} assignments, log_count says {count}")
-    vectors = flatten_parts(structure.vectors(found)).double()
+        report.check(
+            "log_count",
+            len(found) == count,
+            f"topk finds {len(found)} assignments, log_count says {count}; found were {shown(found)}",
+        )
+    vectors = flatten(structure.vectors(found)).double()
     n_different = len(torch.unique(found.flatten(1) if found.ndim > 1 else found, dim=0))
     report.check("distinct", n_different == len(found), f"{len(found)} atoms, of which {n_different} are different")
     case = _Case(structure, found, vectors)
     if members is not None:
-        index = case.index(members.to(found.dtype))
-        is_same = len(members) == len(found) and bool((index >= 0).all())
-        report.check("members", is_same, f"topk finds {len(found)} assignments, not the {len(members)} given ones")
+        is_known = index_of(found, members.to(found)) >= 0
+        report.check("members", bool(is_known.all()), f"topk finds atoms that are not members: {shown(found[~is_known])}")
+        is_found = case.index(members.to(found)) >= 0
+        report.check("members", bool(is_found.all()), f"topk does not find the members {shown(members[~is_found])}")
     return case
+
+
+def _check_declared(report: Report, case: _Case) -> None:
+    """What the structure says of its assignments holds for all of them."""
+    structure, vectors, atoms = case.structure, case.vectors, case.atoms
+    is_binary = ((vectors == 0) | (vectors == 1)).all(-1)
+    if structure.is_fixed_size:
+        is_right = is_binary & (vectors.sum(-1) == vectors[0].sum())
+        message = f"vectors are not 0/1 with {vectors[0].sum():g} ones for the atoms {shown(atoms[~is_right])}"
+        report.check("is_fixed_size", bool(is_right.all()), message)
+    if structure.group_size is not None:
+        is_right = is_binary & (vectors.unflatten(-1, (-1, structure.group_size)).sum(-1) == 1).all(-1)
+        message = f"not exactly one part of each group of {structure.group_size} for the atoms {shown(atoms[~is_right])}"
+        report.check("group_size", bool(is_right.all()), message)
+    is_member = structure.contains(atoms)
+    report.check("contains", bool(is_member.all()), f"contains denies the assignments {shown(atoms[~is_member])}")
+    counts = structure.bit_counts()
+    if counts is not None:
+        size = vectors.sum(-1)
+        is_right = is_binary & ((size == counts.most) if counts.is_exact else (size <= counts.most))
+        message = f"{counts} does not hold for the atoms {shown(atoms[~is_right])}"
+        report.check("bit_counts", bool(is_right.all()), message)
 
 
 def _transform(kind: str, scores: Scores, case: _Case, generator: torch.Generator) -> Scores:
     """Scores of a kind that is hard in its own way."""
     if kind == "random":
         return scores
-    flat = flatten_parts(scores)
+    flat = flatten(scores)
     if kind == "integer":
         flat = flat.round()
     elif kind == "equal":
@@ -144,18 +194,20 @@ def _transform(kind: str, scores: Scores, case: _Case, generator: torch.Generato
         chosen = torch.randint(len(case.atoms), (len(flat),), generator=generator)
         is_forbidden = (torch.rand(flat.shape, generator=generator) < 1 / 3) & (case.vectors[chosen] == 0)
         flat = flat.masked_fill(is_forbidden, -torch.inf)
-    return unflatten_parts(flat, like=scores)
+    return unflatten(flat, like=scores)
 
 
 def _check_search(report: Report, case: _Case, kind: str, scores: Scores) -> None:
     """The best assignments against all of them."""
-    flat = flatten_parts(scores)
+    flat = flatten(scores)
     truth = case.scores(flat).sort(-1, descending=True).values
-    best = case.index(case.structure.argmax(scores))
+    found = case.structure.argmax(scores)
+    best = case.index(found)
     values = case.scores(flat)
     for row in range(len(flat)):
         is_best = best[row] >= 0 and _close(values[row, best[row]], truth[row, 0])
-        report.check("argmax", bool(is_best), f"{kind} scores, row {row}: not the best assignment")
+        message = f"{kind} scores, row {row}: not the best assignment, but {shown(found[row : row + 1])}"
+        report.check("argmax", bool(is_best), message)
     for k in sorted({1, 2, 3, len(case.atoms) // 2, len(case.atoms), len(case.atoms) + 2} - {0}):
         atoms = case.structure.topk(scores, k)
         n = min(k, len(case.atoms))
@@ -171,16 +223,16 @@ def _check_search(report: Report, case: _Case, kind: str, scores: Scores) -> Non
 
 def _check_batch(report: Report, case: _Case, scores: Scores) -> None:
     """The same row gives the same atoms wherever it stands, and however the batch is shaped."""
-    order = torch.arange(_N_ROWS - 1, -1, -1)
-    flipped = select_rows(scores, order)
+    order = torch.arange(_N_ROWS - 1, -1, -1, device=case.vectors.device)
     structure = case.structure
+    bound = structure.bind(scores)
+    flipped = bound.select(order).scores
     is_same = torch.equal(structure.select(order).argmax(flipped), structure.argmax(scores)[order])
     report.check("batch", is_same, "argmax depends on the order of the batch")
     k = min(3, len(case.atoms))
     is_same = torch.equal(structure.select(order).topk(flipped, k), structure.topk(scores, k)[order])
     report.check("batch", is_same, "topk depends on the order of the batch")
-    none = torch.zeros(0, dtype=torch.int64)
-    empty = structure.select(none).argmax(select_rows(scores, none))
+    empty = bound.select(order[:0]).argmax()
     report.check("batch", len(empty) == 0, f"an empty batch gives {len(empty)} atoms")
 
 
@@ -188,15 +240,15 @@ def _check_sparsemap(report: Report, case: _Case, scores: Scores, solver: Abstra
     """No assignment improves on the mean vector: the duality gap over all of them is 0."""
     q = sparsemap(scores, case.structure, solver=solver)
     index = case.index(q.atoms)
-    report.check("sparsemap", bool((index >= 0).all()), "an atom is no member of the structure")
+    report.check("sparsemap", bool((index >= 0).all()), f"atoms are not assignments: {shown(q.atoms[index < 0])}")
     report.check("sparsemap", bool((q.probs > 0).all()), "a probability is not positive")
     dense = torch.zeros(_N_ROWS, len(case.atoms), dtype=torch.float64)
     dense.index_put_((q.row, index), q.probs.double(), accumulate=True)
     report.check("sparsemap", _close(dense.sum(-1), torch.ones(_N_ROWS)), f"probabilities sum to {dense.sum(-1)}")
     mean = dense @ case.vectors
-    is_mean = _close(flatten_parts(q.mean).double(), mean)
+    is_mean = _close(flatten(q.mean).double(), mean)
     report.check("sparsemap", is_mean, "q.mean is not the mean of the vectors")
-    linear, weights = case.structure.quadratic(flatten_parts(scores).double())
+    linear, weights = case.structure.quadratic(flatten(scores).double())
     residual = linear - weights * mean
     gap = (residual @ case.vectors.T).amax(-1) - (residual * mean).sum(-1)
     report.check("sparsemap", bool((gap < 1e-7).all()), f"not optimal: duality gap {gap.max().item():.3g}")
@@ -206,17 +258,17 @@ def _check_gradient(
     report: Report, case: _Case, scores: Scores, solver: AbstractSolver | None, generator: torch.Generator
 ) -> None:
     """The derivative of a linear function of the mean, in one random direction, against a central difference."""
-    flat = flatten_parts(scores)
+    flat = flatten(scores)
     direction, weight = (torch.randn(flat.shape, dtype=flat.dtype, generator=generator) for _ in range(2))
     _, curvature = case.structure.quadratic(flat)
     weight = weight * (curvature > 0)  # the mean of unregularised parts is not unique
 
     def value(step: float) -> Tensor:
-        moved = unflatten_parts(flat + step * direction, like=scores)
-        return (flatten_parts(sparsemap(moved, case.structure, solver=solver).mean) * weight).sum(-1)
+        moved = unflatten(flat + step * direction, like=scores)
+        return (flatten(sparsemap(moved, case.structure, solver=solver).mean) * weight).sum(-1)
 
     leaf = flat.clone().requires_grad_()
-    mean = flatten_parts(sparsemap(unflatten_parts(leaf, like=scores), case.structure, solver=solver).mean)
+    mean = flatten(sparsemap(unflatten(leaf, like=scores), case.structure, solver=solver).mean)
     (gradient,) = torch.autograd.grad((mean * weight).sum(), leaf)
     step = 1e-6
     difference = (value(step) - value(-step)) / (2 * step)
@@ -226,7 +278,7 @@ def _check_gradient(
 
 def _check_topk_sparsemax(report: Report, case: _Case, scores: Scores) -> None:
     """Where the certificate says so, the result is the sparsemax over all assignments."""
-    full = sparsemax(case.scores(flatten_parts(scores)))
+    full = sparsemax(case.scores(flatten(scores)))
     for k in sorted({1, 2, 4, len(case.atoms)}):
         q = topk_sparsemax(scores, case.structure, k)
         dense = torch.zeros_like(full).index_put_((q.row, case.index(q.atoms)), q.probs.double(), accumulate=True)

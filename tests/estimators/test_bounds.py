@@ -252,7 +252,7 @@ def test_the_bound_on_every_device(device: str) -> None:
 def test_the_gradient_of_wake_wake_is_that_of_weighted_samples(n_samples: int) -> None:
     generator = torch.Generator().manual_seed(0)
     log_p, log_q = (torch.randn(n_samples, 3, dtype=torch.float64, generator=generator).requires_grad_() for _ in range(2))
-    bound = se.wake_wake(log_p - log_q, log_q)
+    bound = se.wake_wake_from_weights(log_p - log_q, log_q)
     weights = (log_p - log_q).detach().exp()
     torch.testing.assert_close(bound.value, weights.mean(0).log())
     torch.testing.assert_close(bound.surrogate.detach(), bound.value)
@@ -264,7 +264,7 @@ def test_the_gradient_of_wake_wake_is_that_of_weighted_samples(n_samples: int) -
 def test_wake_wake_with_weights_of_zero() -> None:
     log_p = torch.tensor([[0.0, -INF], [-INF, -INF]], requires_grad=True)
     log_q = torch.full((2, 2), -1.0, requires_grad=True)
-    bound = se.wake_wake(log_p - log_q, log_q)
+    bound = se.wake_wake_from_weights(log_p - log_q, log_q)
     torch.testing.assert_close(bound.value, torch.tensor([1.0 - math.log(2), -INF]))
     (found,) = torch.autograd.grad(bound.surrogate[0], log_q)
     assert found.tolist() == [[1.0, 0.0], [0.0, 0.0]]
@@ -272,6 +272,6 @@ def test_wake_wake_with_weights_of_zero() -> None:
 
 def test_wake_wake_refuses_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match=r"same shape \(n_samples, \*batch\) with at least 2 samples, got"):
-        se.wake_wake(torch.zeros(1, 3), torch.zeros(1, 3))
+        se.wake_wake_from_weights(torch.zeros(1, 3), torch.zeros(1, 3))
     with pytest.raises(TypeError, match=r"log_weights must be a floating-point torch.Tensor, got list"):
-        se.wake_wake([0.0, 1.0], torch.zeros(2))  # type: ignore[arg-type]
+        se.wake_wake_from_weights([0.0, 1.0], torch.zeros(2))  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ def total(z: Tensor, row: Tensor) -> Tensor:
 
 def test_vimco_with_a_weight_of_zero() -> None:
     weights, probs = torch.tensor([1.0, 0.0, 4.0]), torch.zeros(3, requires_grad=True)
-    (signal,) = torch.autograd.grad(se.vimco(weights.log(), probs).surrogate, probs)
+    (signal,) = torch.autograd.grad(se.vimco_from_weights(weights.log(), probs).surrogate, probs)
     for s in range(3):
         others = torch.cat([weights[:s], weights[s + 1 :]])
         replaced = torch.cat([others, others.prod().sqrt().reshape(1)])
@@ -30,7 +30,7 @@ def test_vimco_where_all_weights_are_zero() -> None:
     """A row without any has no gradient, and leaves the others theirs."""
     log_weights = torch.tensor([[-torch.inf, 0.0], [-torch.inf, 1.0]], requires_grad=True)
     log_probs = torch.zeros(2, 2, requires_grad=True)
-    bound = se.vimco(log_weights, log_probs)
+    bound = se.vimco_from_weights(log_weights, log_probs)
     assert bound.value[0] == bound.surrogate[0] == -torch.inf
     of_weights, of_probs = torch.autograd.grad(bound.surrogate.sum(), (log_weights, log_probs))
     assert of_weights[:, 0].eq(0).all()
@@ -40,7 +40,7 @@ def test_vimco_where_all_weights_are_zero() -> None:
 
 def test_vimco_where_all_other_weights_are_zero() -> None:
     weights, probs = torch.tensor([2.0, 0.0]), torch.zeros(2, requires_grad=True)
-    (signal,) = torch.autograd.grad(se.vimco(weights.log(), probs).surrogate, probs)
+    (signal,) = torch.autograd.grad(se.vimco_from_weights(weights.log(), probs).surrogate, probs)
     assert signal.isfinite().all()
 
 

@@ -20,11 +20,12 @@ import sparsum as sp
 from sparsum import estimators as se
 from sparsum.estimators import AbstractEstimator
 from sparsum.estimators.control_variates import _Coupled
-from sparsum.estimators.distinct import count_up_to, sample_outside, sample_without_replacement
+from sparsum.estimators.distinct import sample_outside, sample_without_replacement
+from sparsum.estimators.members import count_up_to
 from sparsum.estimators.relaxations import logits_of
 from sparsum.estimators.unordered_set import set_weights
-from sparsum.gibbs.chain import FORBIDDEN, Chain
-from sparsum.gibbs.choices import potentials
+from sparsum.gibbs.chain import Chain
+from sparsum.structures.log_space import FORBIDDEN
 from tests.estimators.test_identities import Toy, members_by_hand
 
 # Weights of samples without replacement, against exact fractions summed over all orders.
@@ -100,13 +101,14 @@ def chain_and_probs(name: str, n_rows: int) -> tuple[Chain, Tensor, Tensor]:
     """The chain of equal rows, all rows of choices, and their log-probabilities, by enumeration."""
     structure, parts = CHAINS[name]
     tensors = tuple(torch.tensor([part] * n_rows, dtype=torch.float64) for part in parts)
-    unary, transition = potentials(structure, tensors if len(tensors) > 1 else tensors[0])
+    potentials = structure.potentials(tensors if len(tensors) > 1 else tensors[0])
+    unary, transition = potentials
     length, n_choices = unary.shape[1:]
     choices = torch.cartesian_prod(*[torch.arange(n_choices)] * length).reshape(-1, length)
     scores = unary[0, torch.arange(length), choices].sum(-1)
     if transition is not None:
         scores = scores + transition[0, torch.arange(length - 1), choices[:, :-1], choices[:, 1:]].sum(-1)
-    return Chain.from_potentials(unary, transition), choices, scores.log_softmax(0)
+    return Chain.from_potentials(potentials), choices, scores.log_softmax(0)
 
 
 def check_frequencies(drawn: Iterable[Hashable], probs: Mapping[Hashable, float]) -> None:
@@ -163,7 +165,7 @@ def test_fewer_assignments_than_samples_are_all_drawn_forbidden_ones_last(name: 
 def test_perturbed_values_given_a_sample_are_as_those_that_decided_for_it(name: str, generator: torch.Generator) -> None:
     structure, (scores,) = CHAINS[name]
     rows = torch.tensor([scores] * 12_000, dtype=torch.float64)
-    problem = se.Problem(structure, rows, torch.Size([12_000]), lambda z, row: z, None, generator, "test", True)
+    problem = se.Problem(structure.bind(rows), lambda z, row: z, None, generator, "test", True)
     free, conditional = _Coupled.draw(problem, logits_of(problem)).perturbed.detach().unbind(1)
     decided, n_compared = free.argmax(-1), 0
     assert torch.equal(conditional.argmax(-1), decided)
@@ -330,14 +332,14 @@ def test_the_mean_gradient_of_vimco_is_that_of_the_mean_bound(n_samples: int, ge
     scores, joint = (torch.randn(3, dtype=torch.float64, generator=generator).requires_grad_() for _ in range(2))
     log_q = scores.log_softmax(0)
     samples = torch.cartesian_prod(*[torch.arange(3)] * n_samples).T  # one tuple for each batch element
-    bound = se.vimco(joint[samples] - log_q[samples], log_q[samples])
+    bound = se.vimco_from_weights(joint[samples] - log_q[samples], log_q[samples])
     by_hand = ((joint[samples] - log_q[samples]).exp().mean(0)).log()
     torch.testing.assert_close((bound.value, bound.surrogate), (by_hand.detach(), by_hand))
     chance = log_q[samples].sum(0).exp()
     found = torch.autograd.grad((chance.detach() * bound.surrogate).sum(), (scores, joint), retain_graph=True)
     torch.testing.assert_close(found, torch.autograd.grad((chance * by_hand).sum(), (scores, joint)))
     weights, probs = torch.tensor([1.0, 2.0, 4.0, 8.0][: n_samples + 1]), torch.zeros(n_samples + 1, requires_grad=True)
-    (signal,) = torch.autograd.grad(se.vimco(weights.log(), probs).surrogate, probs)
+    (signal,) = torch.autograd.grad(se.vimco_from_weights(weights.log(), probs).surrogate, probs)
     for s in range(n_samples + 1):
         others = torch.cat([weights[:s], weights[s + 1 :]])
         mean = others.prod() ** (1 / n_samples)  # the geometric one
@@ -346,13 +348,13 @@ def test_the_mean_gradient_of_vimco_is_that_of_the_mean_bound(n_samples: int, ge
 
 def test_vimco_with_a_weight_of_zero_has_the_bound_of_the_others() -> None:
     log_weights = torch.tensor([[0.3, 1.0], [-INF, 0.0], [0.1, -INF]])
-    torch.testing.assert_close(se.vimco(log_weights, torch.zeros(3, 2)).value, log_weights.exp().mean(0).log())
+    torch.testing.assert_close(se.vimco_from_weights(log_weights, torch.zeros(3, 2)).value, log_weights.exp().mean(0).log())
 
 
 def test_vimco_refuses_what_does_not_fit() -> None:
     two = torch.zeros(2, 4)
     for first, second in ((two, two[:, :3]), (two[:1], two[:1]), (two[0, 0], two[0, 0])):
         with pytest.raises(ValueError, match=r"same shape \(n_samples, \*batch\) with at least 2 samples, got"):
-            se.vimco(first, second)
+            se.vimco_from_weights(first, second)
     with pytest.raises(TypeError, match=r"log_probs must be a floating-point torch.Tensor, got torch.int64"):
-        se.vimco(two, two.long())
+        se.vimco_from_weights(two, two.long())

@@ -14,9 +14,9 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.distributions import Bernoulli, Categorical, Independent
 
 import sparsum as sp
-from sparsum.gibbs.chain import draw
 from sparsum.segments import Segments
-from sparsum.structures.parts import Scores, select_rows, tensors_of
+from sparsum.structures.log_space import draw
+from sparsum.structures.scores import Scores, as_tuple
 from sparsum.structures.sized import AbstractSized
 
 LENGTHS = torch.tensor([3, 1, 2])
@@ -77,11 +77,10 @@ def gibbs(name: str, scores: tuple[Tensor, ...], **options: bool) -> sp.Gibbs:
 
 def by_brute_force(p: sp.Gibbs) -> Dense:
     """The definition, as a sum over all assignments."""
-    structure, rows = p.structure, p._rows
-    fixed = tuple(tensor.detach() for tensor in rows) if isinstance(rows, tuple) else rows.detach()
-    atoms, is_allowed = structure.kbest(fixed, round(math.exp(structure.log_count())))
+    structure, bound = p.structure, p.bound
+    atoms, is_allowed = bound.map(Tensor.detach).kbest(round(math.exp(structure.log_count())))
     row = is_allowed.nonzero()[:, 0]
-    scores = structure.score(rows, atoms[is_allowed], row)
+    scores = bound.score(atoms[is_allowed], row)
     log_partition = torch.stack([scores[row == r].logsumexp(0) for r in range(len(atoms))])
     return Dense(structure, atoms[is_allowed], row, scores - log_partition[row], log_partition)
 
@@ -97,8 +96,8 @@ def test_agrees_with_the_sum_over_all_assignments(name: str, forbids: bool) -> N
     torch.testing.assert_close(p.log_prob_of(dense.atoms, dense.row), dense.log_probs)
     torch.testing.assert_close(p.entropy(), dense.expect(-dense.log_probs))
     torch.testing.assert_close(dense.expect(torch.ones(len(dense.row))), torch.ones(3).double())
-    wanted = tensors_of(dense.structure.marginals(dense.atoms, dense.log_probs.exp(), segments))
-    for mean, tensor in zip(tensors_of(p.mean), wanted, strict=True):
+    wanted = as_tuple(dense.structure.marginals(dense.atoms, dense.log_probs.exp(), segments))
+    for mean, tensor in zip(as_tuple(p.mean), wanted, strict=True):
         torch.testing.assert_close(mean, tensor)
     best = [dense.atoms[dense.row == row][dense.log_probs[dense.row == row].argmax()] for row in range(3)]
     assert torch.equal(p.mode, torch.stack(best).to(p.mode.dtype))
@@ -130,7 +129,7 @@ def test_the_gradient_of_the_log_partition_is_the_mean(name: str) -> None:
     leaves = tuple(tensor.requires_grad_() for tensor in random_scores(name))
     p = gibbs(name, forbid(leaves) if name != "pairs, one tag" else leaves)
     gradients = torch.autograd.grad(p.log_partition.sum(), leaves, materialize_grads=True)
-    for mean, gradient in zip(tensors_of(p.mean), gradients, strict=True):
+    for mean, gradient in zip(as_tuple(p.mean), gradients, strict=True):
         torch.testing.assert_close(mean, gradient)
 
 
@@ -213,7 +212,7 @@ def test_batches_are_their_rows(name: str, shape: tuple[int, ...]) -> None:
             (larger.log_partition, flat.log_partition),
             (larger.entropy(), flat.entropy()),
             (larger.log_prob(value.reshape(shape + p.event_shape)), flat.log_prob(value)),
-            *zip(tensors_of(larger.mean), tensors_of(flat.mean), strict=True),
+            *zip(as_tuple(larger.mean), as_tuple(flat.mean), strict=True),
         ):
             assert result.shape == (*larger.batch_shape, *wanted.shape[1:])
             torch.testing.assert_close(result, wanted.reshape((*shape, *wanted.shape[1:])).expand(result.shape))
@@ -232,7 +231,7 @@ def test_lower_precision_rounds_the_results_alone(name: str, dtype: torch.dtype)
         (p.log_partition, exact.log_partition),
         (p.entropy(), exact.entropy()),
         (p.log_prob(value), exact.log_prob(value)),
-        *zip(tensors_of(p.mean), tensors_of(exact.mean), strict=True),
+        *zip(as_tuple(p.mean), as_tuple(exact.mean), strict=True),
     ):
         assert result.dtype == dtype
         torch.testing.assert_close(result, wanted.to(dtype), rtol=tolerance, atol=tolerance)
@@ -275,7 +274,7 @@ def test_a_bad_row_is_named_or_stays_alone(name: str, bad: float) -> None:
     p = gibbs(name, scores, validate_args=False)
     assert p.sample((2,)).shape == (2, 3, *p.event_shape)
     results = [p.entropy(), p.log_prob(gibbs(name, leaves).mode), p.log_partition]
-    for result in (*results[:2], tensors_of(p.mean)[0].flatten(1).sum(-1), p.expand((2, 3)).entropy()[1]):
+    for result in (*results[:2], as_tuple(p.mean)[0].flatten(1).sum(-1), p.expand((2, 3)).entropy()[1]):
         assert result.isnan().tolist() == [False, True, False]
     assert p.log_partition.isfinite().tolist() == [True, False, True]
     (gradient, *_) = torch.autograd.grad(sum(results, torch.zeros(3)).sum(), leaves)
@@ -342,9 +341,8 @@ def test_devices_and_strides(name: str, device: str) -> None:
     samples = there.sample((5,), generator=torch.Generator(device).manual_seed(0))
     torch.testing.assert_close(there.log_prob(samples).cpu(), here.log_prob(samples.cpu()))
     torch.testing.assert_close(there.entropy().cpu(), here.entropy())
-    for mean, wanted in zip(tensors_of(there.mean), tensors_of(here.mean), strict=True):
+    for mean, wanted in zip(as_tuple(there.mean), as_tuple(here.mean), strict=True):
         torch.testing.assert_close(mean.cpu(), wanted)
     assert torch.equal(there.mode.cpu(), here.mode)
-    picked = select_rows(scores if len(scores) > 1 else scores[0], torch.tensor([2]))
-    structure = STRUCTURES[name].select(torch.tensor([2]))
-    torch.testing.assert_close(sp.Gibbs(picked, structure).entropy(), here.entropy()[2:])
+    picked = here.bound.select(torch.tensor([2]))
+    torch.testing.assert_close(sp.Gibbs.from_bound(picked).entropy(), here.entropy()[2:])

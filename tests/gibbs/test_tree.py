@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import sparsum as sp
-from sparsum.gibbs.spanning import is_tree
+from sparsum.structures.spanning import is_tree
 
 both_rootings = pytest.mark.parametrize("single_root", [False, True])
 

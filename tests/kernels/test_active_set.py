@@ -10,7 +10,7 @@ from torch import Tensor
 
 import sparsum as sp
 from sparsum.solvers import ActiveSet, Solution, active_bits, active_set, loop
-from sparsum.solvers.problem import Padded, Problem
+from sparsum.solvers.quadratic import Padded, Quadratic
 from tests.simplex.test_devices import n_waits
 
 kernel = pytest.importorskip("sparsum.kernels.active_set")
@@ -59,7 +59,7 @@ def check(monkeypatch: pytest.MonkeyPatch, scores: Tensor, structure: sp.Abstrac
     for device, is_served in (("cpu", False), (DEVICE, True)):
         serve(monkeypatch, is_served)
         leaf = scores.to(device).requires_grad_()
-        results.append(ActiveSet(**options).solve(leaf, structure))  # type: ignore[arg-type]
+        results.append(ActiveSet(**options).solve(structure.bind(leaf)))  # type: ignore[arg-type]
         probs = results[-1].probs
         weight = torch.arange(len(probs), dtype=torch.float64, device=device).cos()
         gradients.append(torch.autograd.grad((probs * weight).sum(), leaf)[0].cpu())
@@ -83,12 +83,12 @@ def test_the_kernel_alone_has_the_probabilities_of_the_loop() -> None:
     for structure in (sp.Bits(12), sp.Budget(9, 4)):
         scores = normal(2, structure.n, seed=3).to(DEVICE)
         linear, weight = structure.quadratic(scores)
-        problem = Problem(structure, scores, linear, weight, torch.zeros_like(linear, dtype=torch.bool))
+        problem = Quadratic(structure, scores, linear, weight, torch.zeros_like(linear, dtype=torch.bool))
         best, every = problem.best(scores), torch.arange(2, device=DEVICE)
         start = (best.unsqueeze(1), torch.ones_like(scores[:, :1]), torch.zeros_like(every))
         packed = loop.run(problem, every, *start, tolerance=1e-9, max_steps=200, is_snapped=True)
         slow = Padded.from_packed(packed)
-        fast = active_bits.run_bits(problem, scores, tolerance=1e-9, max_steps=200)
+        fast = active_bits.run_bits(problem, structure.bind(scores), tolerance=1e-9, max_steps=200)
         assert torch.equal(fast.atoms, slow.atoms)
         assert torch.equal(fast.steps, slow.steps)
         torch.testing.assert_close(fast.probs, slow.probs, atol=1e-9, rtol=0)
@@ -140,12 +140,12 @@ def test_rows_without_a_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     serve(monkeypatch, True)
     scores = normal(3, 4).to(DEVICE)
     scores[1, :3] = -torch.inf
-    ActiveSet().solve(scores, sp.Budget(4, 2))
+    ActiveSet().solve(sp.Budget(4, 2).bind(scores))
     with pytest.raises(ValueError, match=r"row 1 allows nothing \(of 3\)"):
-        ActiveSet().solve(scores, sp.Subset(4, 2))
+        ActiveSet().solve(sp.Subset(4, 2).bind(scores))
     scores[0, 0], scores[2, 1] = torch.nan, torch.inf
     with pytest.raises(ValueError, match=r"row 0 has a NaN, row 2 has \+inf"):
-        ActiveSet().solve(scores, sp.Bits(4))
+        ActiveSet().solve(sp.Bits(4).bind(scores))
 
 
 def test_what_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,9 +154,9 @@ def test_what_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     class MyBits(sp.Bits):
         """With an argmax that may be another."""
 
-    def problem(structure: sp.AbstractStructure, n: int, n_rows: int = 2) -> Problem:
+    def problem(structure: sp.AbstractStructure, n: int, n_rows: int = 2) -> Quadratic:
         linear = torch.zeros(n_rows, n)
-        return Problem(structure, linear, linear, linear[0] if n_rows else linear, None)
+        return Quadratic(structure, linear, linear, linear[0] if n_rows else linear, None)
 
     assert active_bits.is_served(problem(sp.Bits(3), 3))
     assert not active_bits.is_served(problem(MyBits(3), 3))
@@ -177,9 +177,9 @@ def test_many_bits(monkeypatch: pytest.MonkeyPatch, structure: sp.Bits, name: st
     scores = normal(16, structure.n)
     scores = SCORES[name](scores) if name in SCORES else scores.sigmoid()
     serve(monkeypatch, True)
-    found = ActiveSet().solve(scores.cuda(), structure)
+    found = ActiveSet().solve(structure.bind(scores.cuda()))
     serve(monkeypatch, False)
-    wanted = ActiveSet().solve(scores, structure)
+    wanted = ActiveSet().solve(structure.bind(scores))
     assert bool(found.is_solved.all())
     torch.testing.assert_close(mean_of(found).cpu(), mean_of(wanted), atol=1e-7, rtol=0)
     assert (found.segments.lengths.cpu() == wanted.segments.lengths).double().mean() > 0.5
@@ -188,7 +188,7 @@ def test_many_bits(monkeypatch: pytest.MonkeyPatch, structure: sp.Bits, name: st
 @on_a_gpu
 def test_equal_rows_have_equal_atoms() -> None:
     scores = normal(1, 128).expand(300, -1).contiguous().cuda()
-    solution = ActiveSet().solve(scores, sp.Budget(128, 64))
+    solution = ActiveSet().solve(sp.Budget(128, 64).bind(scores))
     atoms, probs = solution.atoms.reshape(300, -1, 128), solution.probs.reshape(300, -1)
     assert bool((atoms == atoms[:1]).all())
     assert bool((probs == probs[:1]).all())
@@ -198,11 +198,11 @@ def test_equal_rows_have_equal_atoms() -> None:
 @pytest.mark.parametrize("structure", [sp.Bits(128), sp.Budget(128, 64), sp.Subset(128, 64)], ids=repr)
 def test_it_hardly_waits(structure: sp.Bits) -> None:
     scores = normal(64, 128).float().cuda().requires_grad_()
-    assert n_waits(lambda: ActiveSet().solve(scores, structure).probs.sum().backward(), DEVICE) <= 5
+    assert n_waits(lambda: ActiveSet().solve(structure.bind(scores)).probs.sum().backward(), DEVICE) <= 5
 
 
 @on_a_gpu
 def test_other_structures_wait_now_and_then() -> None:
-    structure, scores, _ = sp.Sequence(20, 10).rows(normal(64, 20, 10).cuda())
-    assert int(ActiveSet().solve(scores, structure).steps.max()) > 30
-    assert n_waits(lambda: ActiveSet().solve(scores, structure), DEVICE) <= 25
+    bound = sp.Sequence(20, 10).bind(normal(64, 20, 10).cuda())
+    assert int(ActiveSet().solve(bound).steps.max()) > 30
+    assert n_waits(lambda: ActiveSet().solve(bound), DEVICE) <= 25

@@ -18,7 +18,7 @@ from sparsum.segments import Segments, reading_sizes
 from sparsum.solvers import NotConverged, Solution, kkt, loop
 from sparsum.solvers.active_set import ActiveSet
 from sparsum.structures import AbstractStructure
-from sparsum.structures.parts import flatten_parts, unflatten_parts
+from sparsum.structures.scores import flatten, unflatten
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Pairs(AbstractStructure):
 
     def members(self) -> Tensor:
         atoms = torch.tensor(list(itertools.product(range(self.n), range(self.m))))
-        return flatten_parts(self.vectors(atoms)).double()
+        return flatten(self.vectors(atoms)).double()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -125,7 +125,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def mean_of(solution: Solution, structure: AbstractStructure) -> Tensor:
-    vectors = flatten_parts(structure.select(solution.segments.row).vectors(solution.atoms)).double()
+    vectors = flatten(structure.select(solution.segments.row).vectors(solution.atoms)).double()
     return solution.segments.sum(vectors * solution.probs.double().unsqueeze(-1))
 
 
@@ -151,7 +151,7 @@ def value_by_qp(b: Tensor, weight: Tensor, members: Tensor) -> tuple[float, np.n
 
 def check(solution: Solution, structure: AbstractStructure, scores: Any, tolerance: float = 1e-9) -> None:
     """What every solution has to satisfy; the certificate is computed afresh."""
-    flat = flatten_parts(scores).detach().double()
+    flat = flatten(scores).detach().double()
     b, weight = structure.quadratic(flat)
     assert bool(solution.is_solved.all()), solution.outcome
     assert bool((solution.probs > 0).all())
@@ -167,7 +167,7 @@ def check(solution: Solution, structure: AbstractStructure, scores: Any, toleran
     if solution.probs.dtype == torch.float64:
         mean = mean_of(solution, structure).detach()
         residual = torch.where(b == -torch.inf, b, b - weight * mean)
-        best = flatten_parts(structure.vectors(structure.argmax(unflatten_parts(residual, like=scores)))).double()
+        best = flatten(structure.vectors(structure.argmax(unflatten(residual, like=scores)))).double()
         gap = torch.where(residual == -torch.inf, 0.0, (best - mean) * residual).sum(-1)
         assert float(gap.max()) <= tolerance + 1e-11 * flat.shape[-1]
 
@@ -197,9 +197,9 @@ def scores_for(structure: Any, n_rows: int, scale: float = 1.0, seed: int = 1) -
 def test_it_agrees_with_a_generic_solver(name: str, scale: float) -> None:
     structure = SMALL[name]
     scores = scores_for(structure, 6, scale)
-    solution = ActiveSet().solve(scores, structure)
+    solution = ActiveSet().solve(structure.bind(scores))
     check(solution, structure, scores)
-    b, weight = structure.quadratic(flatten_parts(scores))
+    b, weight = structure.quadratic(flatten(scores))
     mean = mean_of(solution, structure)
     value = (b * mean - 0.5 * weight * mean.square()).sum(-1)
     for row in range(6):
@@ -230,7 +230,7 @@ def test_it_agrees_with_a_generic_solver(name: str, scale: float) -> None:
 )
 def test_marginals_of_bits_are_a_clamp(most: int, is_symmetric: bool, scores: Tensor) -> None:
     structure = SomeBits(40, most, is_symmetric)
-    solution = ActiveSet().solve(scores, structure)
+    solution = ActiveSet().solve(structure.bind(scores))
     assert bool(solution.is_solved.all())
     torch.testing.assert_close(mean_of(solution, structure), structure.marginals_by_bisection(scores), atol=1e-9, rtol=0)
     assert int(solution.atoms.sum(-1).max()) <= most
@@ -241,7 +241,7 @@ def test_many_bits(most: int) -> None:
     structure = SomeBits(128, most)
     uniform = torch.rand(32, 128, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     scores = torch.cat([normal(32, 128), uniform])
-    solution = ActiveSet().solve(scores, structure)
+    solution = ActiveSet().solve(structure.bind(scores))
     check(solution, structure, scores)
     torch.testing.assert_close(mean_of(solution, structure), structure.marginals_by_bisection(scores), atol=1e-9, rtol=0)
 
@@ -249,7 +249,7 @@ def test_many_bits(most: int) -> None:
 @pytest.mark.parametrize("most", [2000, 500])
 def test_very_many_bits(most: int) -> None:
     structure, scores = SomeBits(2000, most), normal(2, 2000)
-    solution = ActiveSet().solve(scores, structure)
+    solution = ActiveSet().solve(structure.bind(scores))
     assert bool(solution.is_solved.all())
     torch.testing.assert_close(mean_of(solution, structure), structure.marginals_by_bisection(scores), atol=1e-9, rtol=0)
 
@@ -259,20 +259,20 @@ def test_nearly_equal_points(distance: float) -> None:
     points = normal(6, 5)
     structure = Listed(torch.cat([points] + [points + distance * normal(6, 5, seed=seed) for seed in range(1, 7)]))
     scores = torch.cat([scale * normal(16, 5, seed=7) for scale in (0.3, 1.0, 3.0)])
-    check(ActiveSet().solve(scores, structure), structure, scores)
+    check(ActiveSet().solve(structure.bind(scores)), structure, scores)
 
 
 def test_chains_with_ties_and_free_transitions() -> None:
     structure = chain(4, 3)
     n_parts = structure.members().shape[-1]
     for scores in (normal(100, n_parts), normal(100, n_parts).round(), torch.zeros(1, n_parts, dtype=torch.float64)):
-        check(ActiveSet().solve(scores, structure), structure, scores)
+        check(ActiveSet().solve(structure.bind(scores)), structure, scores)
 
 
 def test_without_a_quadratic_term_it_is_the_best_atom() -> None:
     structure = Listed(normal(30, 4), torch.zeros(4))
     scores = normal(8, 4, seed=1)
-    solution = ActiveSet(start=torch.arange(8).unsqueeze(-1)).solve(scores, structure)
+    solution = ActiveSet(start=torch.arange(8).unsqueeze(-1)).solve(structure.bind(scores))
     assert torch.equal(solution.atoms, structure.argmax(scores))
 
 
@@ -295,8 +295,8 @@ def test_gradients(name: str, loss: Callable[[Solution, Tensor, int], Tensor]) -
         inputs = scores if isinstance(scores, tuple) else (scores,)
 
         def function(*inputs: Tensor) -> Tensor:
-            solution = ActiveSet().solve(inputs if len(inputs) > 1 else inputs[0], structure)
-            return loss(solution, flatten_parts(structure.vectors(solution.atoms)).double(), 5)
+            solution = ActiveSet().solve(structure.bind(inputs if len(inputs) > 1 else inputs[0]))
+            return loss(solution, flatten(structure.vectors(solution.atoms)).double(), 5)
 
         inputs = tuple(x.clone().requires_grad_() for x in inputs)
         assert gradcheck(function, inputs, eps=1e-6, atol=1e-6)
@@ -307,7 +307,7 @@ def test_gradients(name: str, loss: Callable[[Solution, Tensor, int], Tensor]) -
 
 def test_gradient_of_the_mean_is_that_of_the_clamp() -> None:
     structure, scores = SomeBits(16, 16), normal(16, 16).requires_grad_()
-    solution = ActiveSet().solve(scores, structure)
+    solution = ActiveSet().solve(structure.bind(scores))
     weight = normal(16, seed=2)
     (gradient,) = torch.autograd.grad((mean_of(solution, structure) @ weight).sum(), scores)
     is_inside = (scores.detach().abs() < 1).double()
@@ -321,10 +321,10 @@ def test_a_forbidden_part_is_as_if_it_were_not_there() -> None:
     less.requires_grad_()
     kept = [0, 2, 3, 5]
     for is_symmetric in (True, False):
-        solution = ActiveSet().solve(less, SomeBits(6, 3, is_symmetric))
+        solution = ActiveSet().solve(SomeBits(6, 3, is_symmetric).bind(less))
         check(solution, SomeBits(6, 3, is_symmetric), less)
         assert not solution.atoms[:, [1, 4]].any()
-        smaller = ActiveSet().solve(scores[:, kept], SomeBits(4, 3, is_symmetric))
+        smaller = ActiveSet().solve(SomeBits(4, 3, is_symmetric).bind(scores[:, kept]))
         assert torch.equal(solution.atoms[:, kept], smaller.atoms)
         torch.testing.assert_close(solution.probs, smaller.probs)
         (gradient,) = torch.autograd.grad(solution.probs.square().sum(), less)
@@ -337,11 +337,11 @@ def test_a_forbidden_part_is_as_if_it_were_not_there() -> None:
 def test_a_row_gets_the_same_atoms_in_any_batch(structure: Any, is_rounded: bool) -> None:
     scores = normal(24, 32, seed=4)
     scores = scores.round() / 2 if is_rounded else scores
-    whole = ActiveSet().solve(scores, structure)
+    whole = ActiveSet().solve(structure.bind(scores))
     order = torch.randperm(24, generator=torch.Generator().manual_seed(0))
-    permuted = ActiveSet().solve(scores[order], structure)
+    permuted = ActiveSet().solve(structure.bind(scores[order]))
     for place, row in enumerate(order.tolist()):
-        alone = ActiveSet().solve(scores[row : row + 1], structure)
+        alone = ActiveSet().solve(structure.bind(scores[row : row + 1]))
         assert torch.equal(whole.atoms[whole.segments.row == row], alone.atoms)
         assert torch.equal(permuted.atoms[permuted.segments.row == place], alone.atoms)
         torch.testing.assert_close(whole.probs[whole.segments.row == row], alone.probs, atol=1e-10, rtol=0)
@@ -352,8 +352,8 @@ def test_a_row_gets_the_same_atoms_in_any_batch(structure: Any, is_rounded: bool
 def test_dtypes(dtype: torch.dtype) -> None:
     scores = normal(8, 64).to(dtype).requires_grad_()
     structure = SomeBits(64, 30)
-    solution = ActiveSet().solve(scores, structure)
-    exact = ActiveSet().solve(scores.detach().double(), structure)
+    solution = ActiveSet().solve(structure.bind(scores))
+    exact = ActiveSet().solve(structure.bind(scores.detach().double()))
     assert solution.probs.dtype == solution.atoms.dtype == dtype
     assert torch.equal(solution.atoms.double(), exact.atoms)
     assert bool((solution.probs > 0).all())
@@ -367,7 +367,7 @@ def test_dtypes(dtype: torch.dtype) -> None:
 
 def test_empty_batch() -> None:
     scores = torch.zeros(0, 5, requires_grad=True)
-    solution = ActiveSet().solve(scores, SomeBits(5, 3))
+    solution = ActiveSet().solve(SomeBits(5, 3).bind(scores))
     assert solution.atoms.shape == (0, 5)
     assert solution.probs.shape == solution.is_solved.shape == solution.steps.shape == solution.gap.shape == (0,)
     assert solution.outcome == ()
@@ -378,23 +378,25 @@ def test_empty_batch() -> None:
 def test_rows_of_different_sizes() -> None:
     lengths = torch.tensor([1, 6, 3, 4])
     scores = normal(4, 6)
-    solution = ActiveSet().solve(scores, FirstBits(lengths))
+    solution = ActiveSet().solve(FirstBits(lengths).bind(scores))
     expected = torch.where(torch.arange(6) < lengths.unsqueeze(-1), scores.clamp(0, 1), 0)
     torch.testing.assert_close(mean_of(solution, FirstBits(lengths)), expected, atol=1e-9, rtol=0)
-    again = ActiveSet(start=(solution.atoms, solution.segments.row)).solve(scores, FirstBits(lengths))
+    again = ActiveSet(start=(solution.atoms, solution.segments.row)).solve(FirstBits(lengths).bind(scores))
     assert not again.steps.any()
 
 
 def test_warm_start() -> None:
     scores, structure = normal(8, 24), SomeBits(24, 10)
-    cold = ActiveSet().solve(scores, structure)
+    cold = ActiveSet().solve(structure.bind(scores))
     row = cold.segments.row
-    again = ActiveSet(start=(cold.atoms, row)).solve(scores, structure)
+    again = ActiveSet(start=(cold.atoms, row)).solve(structure.bind(scores))
     assert not again.steps.any()
     assert torch.equal(again.atoms, cold.atoms)
     torch.testing.assert_close(again.probs, cold.probs)
     shuffled = torch.randperm(len(row), generator=torch.Generator().manual_seed(0))
-    near = ActiveSet(start=(cold.atoms[shuffled], row[shuffled])).solve(scores + 1e-3 * normal(8, 24, seed=1), structure)
+    near = ActiveSet(start=(cold.atoms[shuffled], row[shuffled])).solve(
+        structure.bind(scores + 1e-3 * normal(8, 24, seed=1))
+    )
     check(near, structure, scores + 1e-3 * normal(8, 24, seed=1), tolerance=2e-9)
     assert int(near.steps.sum()) < int(cold.steps.sum())
 
@@ -402,25 +404,25 @@ def test_warm_start() -> None:
 def test_a_start_may_repeat_depend_and_be_forbidden() -> None:
     scores, structure = normal(3, 4), SomeBits(4, 4)
     every = structure.members().expand(3, -1, -1)
-    check(ActiveSet(start=every).solve(scores, structure), structure, scores)
-    check(ActiveSet(start=every[:, -1:].expand(-1, 5, -1)).solve(scores, structure), structure, scores)
+    check(ActiveSet(start=every).solve(structure.bind(scores)), structure, scores)
+    check(ActiveSet(start=every[:, -1:].expand(-1, 5, -1)).solve(structure.bind(scores)), structure, scores)
     scores[:, 0] = -torch.inf
-    check(ActiveSet(start=every).solve(scores, structure), structure, scores)
-    check(ActiveSet(start=every[:, -1:]).solve(scores, structure), structure, scores)
+    check(ActiveSet(start=every).solve(structure.bind(scores)), structure, scores)
+    check(ActiveSet(start=every[:, -1:]).solve(structure.bind(scores)), structure, scores)
     for bad in (every[:2], every[..., :3], every[:, :0], (every[0], torch.zeros(16, dtype=torch.int64))):
         with pytest.raises(ValueError, match=r"start must .*\(atoms, row\)"):
-            ActiveSet(start=bad).solve(scores, structure)
+            ActiveSet(start=bad).solve(structure.bind(scores))
 
 
 def test_out_of_steps() -> None:
     scores, structure = normal(6, 32), SomeBits(32, 12)
     scores[2] = 100 * torch.arange(32)  # one atom at once
     with pytest.raises(NotConverged, match=r"row 0 \(gap .* after 5 steps\)") as error:
-        ActiveSet(max_steps=5).solve(scores, structure)
+        ActiveSet(max_steps=5).solve(structure.bind(scores))
     assert error.value.rows == [0, 1, 3, 4, 5]
     assert min(error.value.gap) > 1e-9
     scores.requires_grad_()
-    solution = ActiveSet(max_steps=5, strict=False).solve(scores, structure)
+    solution = ActiveSet(max_steps=5, strict=False).solve(structure.bind(scores))
     assert solution.is_solved.tolist() == [False, False, True, False, False, False]
     assert solution.outcome[0].startswith("out of steps: gap ")
     assert solution.outcome[2] == "optimal: gap 0 after 0 steps"
@@ -436,7 +438,7 @@ def test_out_of_steps() -> None:
 
 def test_a_loose_tolerance_stops_early() -> None:
     scores, structure = normal(6, 32), SomeBits(32, 12)
-    loose, tight = ActiveSet(tolerance=1e-2).solve(scores, structure), ActiveSet().solve(scores, structure)
+    loose, tight = ActiveSet(tolerance=1e-2).solve(structure.bind(scores)), ActiveSet().solve(structure.bind(scores))
     assert bool((loose.gap <= 1e-2).all())
     assert int(loose.steps.sum()) < int(tight.steps.sum())
 
@@ -445,16 +447,16 @@ def test_scores_that_are_no_numbers() -> None:
     scores = normal(4, 3)
     scores[1, 2] = scores[3, 0] = torch.nan
     with pytest.raises(ValueError, match=r"row 1 has a NaN, row 3 has a NaN \(of 4\)"):
-        ActiveSet().solve(scores, SomeBits(3, 2))
+        ActiveSet().solve(SomeBits(3, 2).bind(scores))
     with pytest.raises(ValueError, match=r"row 1 has \+inf, row 3 has \+inf"):
-        ActiveSet().solve(scores.nan_to_num(torch.inf), SomeBits(3, 2))
+        ActiveSet().solve(SomeBits(3, 2).bind(scores.nan_to_num(torch.inf)))
 
 
 def test_nothing_allowed() -> None:
     scores = (normal(2, 3), normal(2, 4))
     scores[1][1] = -torch.inf
     with pytest.raises(ValueError, match=r"row 1 allows nothing \(of 2\)"):
-        ActiveSet().solve(scores, Pairs(3, 4))
+        ActiveSet().solve(Pairs(3, 4).bind(scores))
 
 
 def test_arguments() -> None:
@@ -497,7 +499,7 @@ def lazily(monkeypatch: pytest.MonkeyPatch, scores: Any, structure: Any, **optio
     results = []
     for is_lazy in (True, False):
         monkeypatch.setattr(loop, "is_lazy", lambda atoms, is_lazy=is_lazy: is_lazy)
-        results.append(ActiveSet(**options).solve(scores, structure))
+        results.append(ActiveSet(**options).solve(structure.bind(scores)))
     return results[0], results[1]
 
 
@@ -538,7 +540,7 @@ def test_lazy_steps_where_atoms_nearly_depend(monkeypatch: pytest.MonkeyPatch, d
 
 def test_padded_sizes() -> None:
     structure, scores = SomeBits(12, 5), normal(6, 12).requires_grad_()
-    plain = ActiveSet().solve(scores, structure)
+    plain = ActiveSet().solve(structure.bind(scores))
     n = len(plain.probs)
 
     def roomy(sizes: Tensor, most: int) -> list[int]:
@@ -547,7 +549,7 @@ def test_padded_sizes() -> None:
         return [first + 5, *others]
 
     with reading_sizes(roomy):
-        padded = ActiveSet().solve(scores, structure)
+        padded = ActiveSet().solve(structure.bind(scores))
     assert len(padded.probs) == len(padded.atoms) == len(padded.segments.row) == n + 5
     assert torch.equal(padded.atoms[:n], plain.atoms)
     assert torch.equal(padded.segments.lengths, plain.segments.lengths)
@@ -560,5 +562,5 @@ def test_padded_sizes() -> None:
 
 
 def test_segments_cover_all_rows() -> None:
-    solution = ActiveSet().solve(normal(5, 8), SomeBits(8, 4))
+    solution = ActiveSet().solve(SomeBits(8, 4).bind(normal(5, 8)))
     assert torch.equal(Segments.from_row(solution.segments.row, 5).lengths, solution.segments.lengths)

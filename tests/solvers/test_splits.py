@@ -201,8 +201,8 @@ def test_solvers_refuse_structures_that_they_do_not_take() -> None:
         sp.sparsemap(torch.zeros(1, 4), sp.Budget(4, 2), solver=Nested())
     with pytest.raises(TypeError, match="Systematic takes Bits, Budget and Subset, got Groups"):
         sp.sparsemap(torch.zeros(1, 2, 2), sp.Groups(2, 2), solver=Systematic())
-    with pytest.raises(TypeError, match="Simplex takes OneOf, got Bits"):
-        sp.sparsemap(torch.zeros(1, 4), sp.Bits(4), solver=sp.solvers.Simplex())
+    with pytest.raises(TypeError, match="Sparsemax takes OneOf, got Bits"):
+        sp.sparsemap(torch.zeros(1, 4), sp.Bits(4), solver=sp.solvers.Sparsemax())
     with pytest.raises(TypeError, match="solver must be a solver such as"):
         sp.sparsemap(torch.zeros(1, 4), sp.Bits(4), solver="nested")  # type: ignore[arg-type]
 

@@ -323,9 +323,9 @@ def test_enumerated_sets_are_values() -> None:
         (lambda: Bits(2.0), TypeError, "n must be an int, got float"),  # type: ignore[arg-type]
         (lambda: Bits(True), TypeError, "n must be an int, got bool"),
         (lambda: Bits(2, symmetric=1), TypeError, "symmetric must be a bool, got int"),  # type: ignore[arg-type]
-        (lambda: Budget(3, 4), ValueError, "most must be from 0 to n = 3, got 4"),
-        (lambda: Budget(3, -1), ValueError, "most must be from 0 to n = 3, got -1"),
-        (lambda: Subset(3, 4), ValueError, "k must be from 0 to n = 3, got 4"),
+        (lambda: Budget(3, 4), ValueError, "most must be from 0 to 3, got 4 for n = 3"),
+        (lambda: Budget(3, -1), ValueError, "most must be from 0 to 3, got -1 for n = 3"),
+        (lambda: Subset(3, 4), ValueError, "k must be from 0 to 3, got 4 for n = 3"),
         (lambda: Subset(3, "2"), TypeError, "k must be an int, got str"),  # type: ignore[arg-type]
         (lambda: Groups(0, 2), ValueError, "n_groups must be at least 1, got 0"),
         (lambda: Groups(2, 1.5), TypeError, "n_each must be an int, got float"),  # type: ignore[arg-type]

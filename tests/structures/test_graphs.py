@@ -101,7 +101,7 @@ def test_a_single_root_costs_no_precision() -> None:
 def test_the_two_ways_to_force_a_part_agree() -> None:
     for structure in (Tree(4), Tree(4, single_root=True), Matching(3, 4)):
         scores = draw("random", 3, *structure.score_shape)
-        assert torch.equal(kbest(structure, scores, 9), structure.topk(scores, 9))
+        assert torch.equal(kbest(structure.bind(scores), 9), structure.topk(scores, 9))
 
 
 @pytest.mark.parametrize("structure", [Tree(3), Matching(3), Matching(3, 5)], ids=repr)
@@ -140,9 +140,9 @@ def test_examples_of_different_sizes(full: AbstractSized, kind: str) -> None:
     structure = dataclasses.replace(full, lengths=lengths)
     k = 7
     best = structure.argmax(scores).reshape(6, n)
-    bound, rows, batch_shape = structure.rows(scores)
-    atoms, is_valid = bound.kbest(rows, k)
-    assert batch_shape == (2, 3)
+    bound = structure.bind(scores)
+    atoms, is_valid = bound.kbest(k)
+    assert bound.batch_shape == (2, 3)
     assert torch.equal(structure.topk(scores, k), atoms.reshape(2, 3, -1, n))
     for row, matrix in enumerate(sliced):
         length = len(matrix)
@@ -152,12 +152,12 @@ def test_examples_of_different_sizes(full: AbstractSized, kind: str) -> None:
         valid = atoms[row][is_valid[row]]
         assert len(valid) == len(valid.unique(dim=0)) == len(truth)
         assert (valid[:, length:] == 0).all()
-        score = bound.score(rows, valid, torch.full((len(valid),), row))
+        score = bound.score(valid, torch.full((len(valid),), row))
         torch.testing.assert_close(score, truth, atol=1e-12, rtol=0)
         assert len(truth) == 0 or torch.equal(best[row], valid[0])
-        vectors = bound.select(torch.tensor([row])).vectors(valid)
+        vectors = bound.structure.select(torch.tensor([row])).vectors(valid)
         assert (vectors.sum((-2, -1)) == length).all()
-    check_linear(bound, rows, atoms[:, 0], torch.arange(6))
+    check_linear(bound, atoms[:, 0], torch.arange(6))
 
 
 @pytest.mark.parametrize("structure", [Tree(3), Matching(2, 3)], ids=repr)
@@ -166,7 +166,7 @@ def test_scores_and_marginals(structure: AbstractSized) -> None:
     atoms = structure.topk(scores, 5)
     assert not atoms.requires_grad
     row = torch.arange(4).repeat_interleave(5)
-    check_linear(structure, scores, atoms.flatten(0, 1), row)
+    check_linear(structure.bind(scores), atoms.flatten(0, 1), row)
     (gradient,) = torch.autograd.grad(structure.score(scores, atoms.flatten(0, 1), row).sum(), scores)
     assert torch.equal(gradient.float(), structure.vectors(atoms.flatten(0, 1)).unflatten(0, (4, 5)).sum(1))
 

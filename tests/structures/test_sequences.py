@@ -14,7 +14,7 @@ from torch import Tensor
 from sparsum.segments import Segments
 from sparsum.structures import AbstractStructure, OneOf
 from sparsum.structures.lawler import kbest
-from sparsum.structures.parts import Scores, flatten_parts
+from sparsum.structures.scores import BoundScores, Scores, as_tuple, flatten
 from sparsum.structures.sequence import Sequence
 
 KINDS = ("random", "integer", "equal", "forbidding", "nothing")
@@ -52,7 +52,7 @@ def check_search(
     truth = values.sort(-1, descending=True).values
     best = values.gather(1, index(structure.argmax(scores)).unsqueeze(-1))
     torch.testing.assert_close(best, truth[:, :1], atol=1e-12, rtol=0)
-    bound, rows, _ = structure.rows(scores)
+    bound = structure.bind(scores)
     for k in ks:
         atoms = (topk or structure.topk)(scores, k)
         assert atoms.shape[:2] == (len(values), min(k, len(members)))
@@ -60,7 +60,7 @@ def check_search(
             found = index(atoms[row])
             assert len(found.unique()) == len(found)
             torch.testing.assert_close(values[row, found], truth[row, : len(found)], atol=1e-12, rtol=0)
-        again, is_valid = bound.kbest(rows, k)
+        again, is_valid = bound.kbest(k)
         assert topk or torch.equal(atoms, again)
         assert torch.equal(is_valid, truth[:, : atoms.shape[1]] > -torch.inf)
 
@@ -104,10 +104,10 @@ def test_transitions_broadcast(shape: tuple[int, ...]) -> None:
     for i, j in itertools.product(range(2), range(4)):
         assert torch.equal(atoms[i, j], structure.topk((unary[i, j], full[i, j]), 3))
         assert torch.equal(best[i, j], atoms[i, j, 0])
-    bound, rows, batch_shape = structure.rows((unary, transition))
-    assert [tuple(tensor.shape) for tensor in rows] == [(8, 4, 2), (8, 3, 2, 2)]
-    assert batch_shape == (2, 4)
-    assert bound == structure
+    bound = structure.bind((unary, transition))
+    assert [tuple(tensor.shape) for tensor in bound.tensors] == [(8, 4, 2), (8, 3, 2, 2)]
+    assert bound.batch_shape == (2, 4)
+    assert bound.structure == structure
 
 
 @pytest.mark.parametrize("batch", [(), (0,), (3,), (2, 3), (2, 0)])
@@ -134,19 +134,19 @@ def test_the_place_in_the_batch_does_not_matter(kind: str) -> None:
 
 def test_long_sequences_agree_with_the_generic_search() -> None:
     structure = Sequence(8, 4)
-    bound, rows, _ = structure.rows((draw("random", 3, 8, 4), draw("random", 3, 7, 4, 4, seed=1)))
-    assert torch.equal(structure.topk(rows, 6), kbest(bound, rows, 6))
+    bound = structure.bind((draw("random", 3, 8, 4), draw("random", 3, 7, 4, 4, seed=1)))
+    assert torch.equal(structure.topk(bound.scores, 6), kbest(bound, 6))
 
 
-def check_linear(bound: AbstractStructure, rows: Scores, atoms: Tensor, row: Tensor) -> None:
+def check_linear(bound: BoundScores, atoms: Tensor, row: Tensor) -> None:
     """Scores and marginals without vectors are those by vectors."""
     segments = Segments.from_row(row, int(row.max()) + 1)
     probs = torch.rand(len(row), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    vectors = flatten_parts(bound.select(row).vectors(atoms)).double()
-    flat = flatten_parts(rows)
+    vectors = flatten(bound.structure.select(row).vectors(atoms)).double()
+    flat = bound.flat
     expected = torch.where(vectors == 0, 0.0, vectors * flat[row]).sum(-1)
-    torch.testing.assert_close(bound.score(rows, atoms, row), expected, atol=1e-12, rtol=0)
-    marginals = flatten_parts(bound.marginals(atoms, probs, segments))
+    torch.testing.assert_close(bound.score(atoms, row), expected, atol=1e-12, rtol=0)
+    marginals = flatten(bound.structure.marginals(atoms, probs, segments))
     torch.testing.assert_close(marginals, segments.sum(vectors * probs.unsqueeze(-1)), atol=1e-12, rtol=0)
 
 
@@ -155,20 +155,20 @@ def check_linear(bound: AbstractStructure, rows: Scores, atoms: Tensor, row: Ten
 def test_scores_and_marginals_of_sequences(has_transitions: bool, lengths: list[int] | None) -> None:
     unary, transition = draw("random", 3, 4, 3), draw("random", 3, 3, 3, 3, seed=1)
     structure = Sequence(4, 3, lengths=None if lengths is None else torch.tensor(lengths))
-    bound, rows, _ = structure.rows((unary, transition) if has_transitions else unary)
-    atoms = bound.topk(rows, 3)
-    check_linear(bound, rows, atoms.flatten(0, 1), torch.arange(3).repeat_interleave(3))
-    unary_vectors = bound.vectors(atoms[:, 0])[0] if has_transitions else bound.vectors(atoms[:, 0])
+    bound = structure.bind((unary, transition) if has_transitions else unary)
+    atoms, _ = bound.kbest(3)
+    check_linear(bound, atoms.flatten(0, 1), torch.arange(3).repeat_interleave(3))
+    unary_vectors = as_tuple(bound.structure.vectors(atoms[:, 0]))[0]
     assert unary_vectors.sum().item() == (12 if lengths is None else sum(lengths))
 
 
 def test_the_weights_of_transitions() -> None:
     unary, transition = draw("random", 2, 3, 2), draw("random", 2, 2)
     for structure, weight in ((Sequence(3, 2), 1), (Sequence(3, 2, regularise_transitions=False), 0)):
-        bound, rows, _ = structure.rows((unary, transition))
-        linear, weights = bound.quadratic(flatten_parts(rows))
+        bound = structure.bind((unary, transition))
+        linear, weights = bound.structure.quadratic(bound.flat)
         assert weights.tolist() == [1] * 6 + [weight] * 8
-        assert torch.equal(linear, flatten_parts(rows))
+        assert torch.equal(linear, bound.flat)
         assert structure.quadratic(unary.flatten(1))[1].tolist() == [1] * 6
 
 
@@ -182,9 +182,9 @@ def test_sequences_of_different_lengths(has_transitions: bool) -> None:
     structure = Sequence(4, 3, lengths=lengths)
     scores = (unary, transition) if has_transitions else unary
     best, k = structure.argmax(scores), 10
-    bound, rows, batch_shape = structure.rows(scores)
-    atoms, is_valid = bound.kbest(rows, k)
-    assert batch_shape == (2, 3)
+    bound = structure.bind(scores)
+    atoms, is_valid = bound.kbest(k)
+    assert bound.batch_shape == (2, 3)
     assert torch.equal(structure.topk(scores, k), atoms.reshape(2, 3, k, 4))
     for row, (i, j) in enumerate(itertools.product(range(2), range(3))):
         length = int(lengths[i, j])
@@ -196,7 +196,7 @@ def test_sequences_of_different_lengths(has_transitions: bool) -> None:
         assert len(valid) == len(valid.unique(dim=0)) == len(truth)
         assert (valid[:, length:] == 0).all()
         assert torch.equal(best[i, j], valid[0])
-        score = bound.score(rows, valid, torch.full((len(valid),), row))
+        score = bound.score(valid, torch.full((len(valid),), row))
         torch.testing.assert_close(score, truth, atol=1e-12, rtol=0)
 
 
@@ -248,7 +248,7 @@ def test_shapes_of_the_generic_search(batch: tuple[int, ...]) -> None:
 def test_the_generic_search_leaves_rows_with_nan_to_others() -> None:
     scores = torch.tensor([[torch.nan, 0.2, 0.1, 0.7], [0.3, -torch.inf, 0.9, 0.5]])
     structure = OneOf(4)
-    assert kbest(structure, scores, 3)[1].tolist() == [2, 3, 0]
+    assert kbest(structure.bind(scores), 3)[1].tolist() == [2, 3, 0]
 
 
 def test_errors_of_the_generic_search() -> None:
@@ -257,9 +257,9 @@ def test_errors_of_the_generic_search() -> None:
             return 2 * super().vectors(atoms)
 
     with pytest.raises(ValueError, match="k must be at least 1, got 0"):
-        kbest(OneOf(3), torch.zeros(1, 3), 0)
+        kbest(OneOf(3).bind(torch.zeros(1, 3)), 0)
     with pytest.raises(ValueError, match=r"entries other than 0 and 1: define its topk\(scores, k\)"):
-        kbest(Doubled(3), torch.zeros(1, 3), 2)
+        kbest(Doubled(3).bind(torch.zeros(1, 3)), 2)
 
 
 def test_errors_of_sequences() -> None:
@@ -267,9 +267,9 @@ def test_errors_of_sequences() -> None:
         Sequence(2.0, 3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="n_tags must be at least 1, got 0"):
         Sequence(2, 0)
-    with pytest.raises(TypeError, match="lengths must be an int64 tensor, got list"):
-        Sequence(2, 3, lengths=[1, 2])  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"lengths must be an int64 tensor, got torch.float32"):
+    with pytest.raises(TypeError, match="lengths must be an int64 tensor or a list of ints, got int"):
+        Sequence(2, 3, lengths=2)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"lengths must be an int64 tensor or a list of ints, got torch.float32"):
         Sequence(2, 3, lengths=torch.ones(2))
     with pytest.raises(ValueError, match=r"lengths must be from 1 to 2, got \[0, 3\]"):
         Sequence(2, 3, lengths=torch.tensor([0, 1, 3]))

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from sparsum.distribution.generator import check_generator
-from sparsum.estimators.bounds.bound import Bound, check_sum, pack
-from sparsum.estimators.distinct import count_up_to
+from sparsum.estimators.bounds.bound import Bound, bind, shaped
+from sparsum.estimators.members import count_up_to
 from sparsum.estimators.noise import exponential
 from sparsum.estimators.problem import Loss, checked_values
 from sparsum.gibbs import Gibbs
-from sparsum.gibbs.chain import FORBIDDEN
-from sparsum.structures import AbstractStructure
-from sparsum.structures.bad_rows import is_unusable
-from sparsum.structures.parts import Scores, flatten_parts
+from sparsum.structures import AbstractStructure, Scores
+from sparsum.tensors import tensor_cache
 
 
 def distinct_bound(
@@ -26,6 +22,8 @@ def distinct_bound(
     log_joint: Loss,
     k: int,
     *,
+    mask: Scores | None = None,  # shape: broadcasts to that of scores
+    temperature: float | Tensor | None = None,  # shape: broadcasts to (*batch,)
     generator: torch.Generator | None = None,
 ) -> Bound:
     r"""A bound of up to k different samples: exact for those that were sure to come, weighted for the others.
@@ -63,6 +61,8 @@ def distinct_bound(
             estimator; returns log p(x, z) of each, (n,). What is no number stays in its row.
         k: how many different samples there may be, at least 2: q learns by comparing them. If the structure has no more
             assignments than that, all that are allowed are summed.
+        mask: True where a part is allowed; see `sparsum.AbstractStructure.bind`.
+        temperature: divides the scores; a positive number, or one per example.
         generator: for the samples; the default one of the device if None.
 
     Returns:
@@ -79,33 +79,29 @@ def distinct_bound(
           https://arxiv.org/abs/1903.06059
         - Reweighted wake-sleep (Bornschein & Bengio, 2015), on the gradient, https://arxiv.org/abs/1406.2751
     """
-    check_sum(structure, log_joint, k, least=2)
-    check_generator(generator)
-    structure, rows, batch_shape = structure.rows(scores)  # bound to these rows
-    q = Gibbs._from_rows(structure, rows, batch_shape, validate_args=False)
-    flat = flatten_parts(rows)
-    is_bad = is_unusable(flat) | ~(q._model.log_partition.detach() > FORBIDDEN / 2)
+    bound = bind(scores, structure, log_joint, k, least=2, mask=mask, temperature=temperature, generator=generator)
+    q = Gibbs.from_bound(bound, validate_args=False)
     with torch.no_grad():
-        is_small = count_up_to(structure, k + 1) <= k
-        drawn, is_kept, log_until = _all_allowed(q, rows, k) if is_small else _first_different(q, k, generator)
-    atoms, segments = pack(drawn, is_kept, flat, is_bad, most=min(k, is_kept.shape[1]))
+        is_small = count_up_to(bound.structure, k + 1) <= k
+        drawn, is_kept, log_until = _all_allowed(q, k) if is_small else _first_different(q, k, generator)
+    packed = bound.pack(is_kept, bound.is_unusable | q.model.is_empty, most=min(k, is_kept.shape[1]))
+    atoms, segments = packed.take(drawn), packed.segments
     log_joints = segments.clear_padding(checked_values("log_joint", log_joint, atoms, segments.row))
-    log_probs = segments.clear_padding(q._model.log_prob(atoms, segments.row))
+    log_probs = segments.clear_padding(q.model.log_prob(atoms, segments.row))
     with torch.no_grad():
         log_weights = log_joints - log_inclusion(log_probs, log_until[segments.row]).to(log_joints.dtype)
         value, share = segments.logsumexp(log_weights), segments.softmax(log_weights)
     # What has no share may be -inf.
     surrogate = segments.sum(torch.where(share == 0, 0.0, share * (log_joints + log_probs.to(log_joints.dtype))))
-    return Bound.of(*(result.reshape(batch_shape) for result in (value, surrogate, segments.lengths)))
+    return shaped(Bound.of(value, surrogate, segments.lengths), bound)
 
 
-def _all_allowed(q: Gibbs, rows: Scores, k: int) -> tuple[Tensor, Tensor, Tensor]:
+def _all_allowed(q: Gibbs, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """As `_first_different` at a time when all has come that may come, of structures with at most k assignments."""
-    atoms, is_kept = q.structure.kbest(rows, k)
-    row = torch.arange(len(atoms), device=atoms.device).repeat_interleave(atoms.shape[1])
+    atoms, is_kept = q.bound.kbest(k)
     # Scores as low as the dtype has them forbid, too, as they do for samples.
-    is_allowed = q._model.log_prob(atoms.flatten(0, 1), row) > -torch.inf
-    return atoms, is_kept & is_allowed.reshape(is_kept.shape), torch.full_like(q._model.log_partition, torch.inf)
+    is_allowed = q.model.log_prob(atoms.flatten(0, 1), q.bound.row(atoms.shape[1])) > -torch.inf
+    return atoms, is_kept & is_allowed.reshape(is_kept.shape), torch.full_like(q.model.log_partition, torch.inf)
 
 
 def _first_different(q: Gibbs, k: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -117,7 +113,7 @@ def _first_different(q: Gibbs, k: int, generator: torch.Generator | None) -> tup
     """
     latest = 2 * k + 32
     n = math.ceil(latest + 8 * math.sqrt(latest))  # too few to reach that time with a probability below 1e-10
-    drawn = q._model.sample(n, generator).transpose(0, 1)
+    drawn = q.model.sample(n, generator).transpose(0, 1)
     like = torch.empty((), dtype=torch.float64, device=drawn.device)
     time = exponential(drawn.shape[:2], like, generator).cumsum(-1)
     is_new = is_first(drawn)
@@ -139,7 +135,7 @@ def is_first(
     return torch.empty_like(is_new).scatter_(-1, source, is_new)
 
 
-@lru_cache
+@tensor_cache
 def _factors(n: int, device: torch.device) -> Tensor:
     """Random numbers, always the same, of all 64 bits: (n,)."""
     generator = torch.Generator("cpu").manual_seed(0)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsum.estimators.bounds.bound import Bound, check_sum, pack
+from sparsum.estimators.bounds.bound import Bound, bind, shaped
 from sparsum.estimators.problem import Loss, checked_values
 from sparsum.inference import best_assignments
+from sparsum.segments import Packed
 from sparsum.simplex import sparsemax
-from sparsum.structures import AbstractStructure
-from sparsum.structures.bad_rows import is_unusable
-from sparsum.structures.parts import Scores, flatten_parts
+from sparsum.structures import AbstractStructure, Scores
 
 
 def topk_bound(
@@ -19,6 +18,10 @@ def topk_bound(
     structure: AbstractStructure,
     log_joint: Loss,
     k: int,
+    *,
+    mask: Scores | None = None,  # shape: broadcasts to that of scores
+    temperature: float | Tensor | None = None,  # shape: broadcasts to (*batch,)
+    generator: torch.Generator | None = None,
 ) -> Bound:
     r"""The log-likelihood as far as the k best assignments explain it, which learn to be the ones that do.
 
@@ -32,8 +35,8 @@ def topk_bound(
     neighbours into S.
 
     The best assignments differ in the parts that scores are least sure of. A part they are sure of is the same in all of S,
-    and learns nothing from this example, be it right or wrong. That is for networks to make good, which learn it from
-    examples that they are less sure of; scores that are sure of the same in all of these stay as they are.
+    and learns nothing from this example, be it right or wrong. The network must learn these parts from less certain
+    examples; scores that are certain of the same in all examples stay as they are.
 
     >>> import sparsum as sp
     >>> scores = torch.tensor([[0.2, -0.1, 3.0]], requires_grad=True)
@@ -51,6 +54,9 @@ def topk_bound(
         log_joint: called as ``log_joint(z, row)`` with packed assignments and the row of each, (n,), as the loss of an
             estimator; returns log p(x, z) of each, (n,). What is no number stays in its row.
         k: how many of the best assignments; each row has as many as it allows, if these are fewer.
+        mask: True where a part is allowed; see `sparsum.AbstractStructure.bind`.
+        temperature: divides the scores; a positive number, or one per example.
+        generator: not used, since nothing is drawn; here so that all bounds have one signature.
 
     Returns:
         The bound, in float32 at least, and its surrogate, whose second derivatives mean nothing.
@@ -64,18 +70,16 @@ def topk_bound(
           cross-entropy in that of the Fenchel-Young loss, https://arxiv.org/abs/1406.2751
         - Learning with Fenchel-Young losses (Blondel, Martins & Niculae, 2020), https://arxiv.org/abs/1901.02324
     """
-    check_sum(structure, log_joint, k, least=1)
-    structure, rows, batch_shape = structure.rows(scores)  # bound to these rows
-    best, values = best_assignments(structure, rows, k)
+    bound = bind(scores, structure, log_joint, k, least=1, mask=mask, temperature=temperature, generator=generator)
+    best, values = best_assignments(bound, k)
     allowed = values.detach() > -torch.inf  # shape: (n_rows, n_best)
-    flat = flatten_parts(rows)
-    is_bad = is_unusable(flat) | ~allowed.any(-1)
-    atoms, segments = pack(best, allowed, flat, is_bad, most=allowed.shape[1])
-    log_probs = segments.clear_padding(checked_values("log_joint", log_joint, atoms, segments.row))
+    packed = Packed.of(allowed, is_bad=bound.is_unusable, is_empty_bad=True, on_bad=bound.raise_bad)
+    segments = packed.segments
+    log_probs = segments.clear_padding(checked_values("log_joint", log_joint, packed.take(best), packed.row))
     value = segments.logsumexp(log_probs)
     lead = _posterior(log_probs.detach(), allowed) - sparsemax(values.detach())
     learned = (lead * values.masked_fill(~allowed, 0.0)).sum(-1).to(value.dtype)
-    return Bound.of(*(result.reshape(batch_shape) for result in (value, value + learned, segments.lengths)))
+    return shaped(Bound.of(value, value + learned, segments.lengths), bound)
 
 
 def _posterior(

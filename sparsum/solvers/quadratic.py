@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparsum.segments import Segments
 from sparsum.structures import AbstractStructure
-from sparsum.structures.parts import Scores, flatten_parts, unflatten_parts
+from sparsum.structures.scores import Scores, flatten, unflatten
 
 #: Residuals are rounded to multiples of this before the oracle sees them. Sums of such numbers are exact, so that ties are
 #: ties, and rounding errors do not choose between atoms.
@@ -21,7 +21,7 @@ _SAME = 1e-13
 
 
 @dataclass(frozen=True)
-class Problem:
+class Quadratic:
     """SparseMAP on some rows: maximise b'mu - 1/2 sum_i w_i mu_i^2 over the mean vectors mu."""
 
     structure: AbstractStructure
@@ -30,10 +30,10 @@ class Problem:
     weight: Tensor  # shape: (n_parts,), w
     is_forbidden: Tensor | None  # shape: (n_rows, n_parts), or None where nothing is
 
-    def select(self, index: Tensor) -> Problem:
+    def select(self, index: Tensor) -> Quadratic:
         """The problem on some of its rows."""
         is_forbidden = None if self.is_forbidden is None else self.is_forbidden[index]
-        return Problem(self.structure.select(index), self.form, self.linear[index], self.weight, is_forbidden)
+        return Quadratic(self.structure.select(index), self.form, self.linear[index], self.weight, is_forbidden)
 
     def best(
         self,
@@ -42,7 +42,7 @@ class Problem:
         """The atom with the best score of each row: (n_rows, *event_shape)."""
         if self.is_forbidden is not None:
             flat = flat.masked_fill(self.is_forbidden, -torch.inf)
-        return self.structure.argmax(unflatten_parts(flat, like=self.form))
+        return self.structure.argmax(unflatten(flat, like=self.form))
 
     def vectors(
         self,
@@ -51,7 +51,7 @@ class Problem:
     ) -> Tensor:
         """The vectors of atoms as flat rows of parts in float64: (n_atoms, n_parts)."""
         structure = self.structure if row is None else self.structure.select(row)
-        return flatten_parts(structure.vectors(atoms)).to(self.linear.dtype)
+        return flatten(structure.vectors(atoms)).to(self.linear.dtype)
 
     def residual(
         self,
@@ -77,8 +77,8 @@ def violation(
 
 
 @dataclass(frozen=True)
-class Packed:
-    """Atoms and probabilities of rows that are done."""
+class Finished:
+    """Atoms and probabilities of rows that are finished, in any order."""
 
     atoms: Tensor  # shape: (n_atoms, *event_shape)
     probs: Tensor  # shape: (n_atoms,)
@@ -87,7 +87,7 @@ class Packed:
     steps: Tensor  # shape: (n_rows,)
 
     @classmethod
-    def concatenate(cls, pieces: list[Packed]) -> Packed:
+    def concatenate(cls, pieces: list[Finished]) -> Finished:
         """Several of them, one after the other."""
         return cls(*(torch.cat(tensors) for tensors in zip(*(piece.tensors() for piece in pieces), strict=True)))
 
@@ -105,7 +105,7 @@ class Padded:
     steps: Tensor  # shape: (n_rows,)
 
     @classmethod
-    def from_packed(cls, packed: Packed) -> Padded:
+    def from_packed(cls, packed: Finished) -> Padded:
         """From atoms of all rows, in any order."""
         n_rows = len(packed.ids)
         atoms, index, is_filled = unpack(packed.atoms, packed.row, n_rows)
@@ -130,17 +130,17 @@ class Padded:
         every = torch.arange(len(probs), device=probs.device).unsqueeze(-1)
         return cls(atoms[every, index].to(dtype), torch.where(is_filled, probs[every, index], 0.0), steps)
 
-    def replaced(self, redone: Packed) -> Padded:
+    def replaced(self, redone: Finished) -> Padded:
         """All rows, some of them replaced."""
         every = torch.arange(len(self.steps), device=self.steps.device)
         is_kept = ~torch.isin(every, redone.ids)
         row, slot = (is_kept.unsqueeze(-1) & (self.probs > 0)).nonzero(as_tuple=True)
-        kept = Packed(self.atoms[row, slot], self.probs[row, slot], row, every[is_kept], self.steps[is_kept])
-        return Padded.from_packed(Packed.concatenate([kept, redone]))
+        kept = Finished(self.atoms[row, slot], self.probs[row, slot], row, every[is_kept], self.steps[is_kept])
+        return Padded.from_packed(Finished.concatenate([kept, redone]))
 
 
 def unpack(atoms: Tensor, row: Tensor, n_rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Packed atoms, (n_atoms, *event_shape), in any order, as (n_rows, n_slots, *event_shape), at least one for each row.
+    """Finished atoms, (n_atoms, *event_shape), in any order, as (n_rows, n_slots, *event_shape), at least one for each row.
 
     Returns:
         These, the first of each row repeated to fill it, the place of each among the packed ones, (n_rows, n_slots), and

@@ -21,7 +21,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsum.gibbs.chain import FORBIDDEN, draw
+from sparsum.structures.log_space import FORBIDDEN, draw, finite
+
+#: What rounding may leave of the probability of an edge that no tree has.
+ROUNDING = 1e-13
 
 
 def log_sum_of_trees(
@@ -122,3 +125,66 @@ def _log_add(a: Tensor, b: Tensor) -> Tensor:
     if not (a.requires_grad or b.requires_grad):
         return torch.logaddexp(a, b)
     return torch.stack([a, b]).logsumexp(0)
+
+
+def log_sum_of_heads(
+    scores: Tensor,  # shape: (n_rows, n, n), of heads, the root on the diagonal
+    *,
+    single_root: bool,
+) -> Tensor:
+    """The logarithm of the sum over all dependency trees: (n_rows,), float64."""
+    choices = finite(scores.double())
+    if single_root:
+        return log_sum_of_trees(choices, choices.diagonal(dim1=-2, dim2=-1))
+    root = choices.new_full((len(choices), choices.shape[-1] + 1), FORBIDDEN)
+    root[:, 0] = 0.0
+    return log_sum_of_trees(_with_root_node(choices), root)
+
+
+def sample_heads(
+    scores: Tensor,  # shape: (n_rows, n, n), of heads, the root on the diagonal
+    n: int,
+    generator: torch.Generator | None,
+    *,
+    single_root: bool,
+) -> Tensor:
+    """Independent dependency trees: (n, n_rows, n). The root if there is one, then word by word, given those before."""
+    n_rows, n_words, _ = scores.shape
+    uniform = torch.rand((n_rows, n, n_words + 1), dtype=torch.float64, device=scores.device, generator=generator)
+    choices = finite(scores.double()).repeat_interleave(n, 0)
+    if single_root:
+        probs = _root_probabilities(scores)
+        root = draw(torch.where(probs > ROUNDING, probs, 0.0), uniform[:, :, 0])
+        choices = _with_root(choices, root.flatten())
+    heads = draw_heads(_with_root_node(choices), uniform[:, :, 1:].flatten(0, 1)) - 1
+    word = torch.arange(n_words, device=heads.device)
+    return torch.where(heads < 0, word, heads).reshape(n_rows, n, n_words).transpose(0, 1)
+
+
+def _root_probabilities(scores: Tensor) -> Tensor:
+    """The probability of each word to be the single root, the derivative of the logarithm of the sum: (n_rows, n)."""
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = scores.detach().double().clone().requires_grad_()
+        (edges,) = torch.autograd.grad(log_sum_of_heads(leaf, single_root=True).sum(), leaf)
+    return edges.diagonal(dim1=-2, dim2=-1)
+
+
+def _with_root_node(
+    choices: Tensor,  # shape: (n_rows, n, n), the root on the diagonal
+) -> Tensor:
+    """The graph with the root as node 0, and word m as node m + 1: (n_rows, n + 1, n + 1)."""
+    root = choices.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+    is_loop = torch.eye(choices.shape[-1], dtype=torch.bool, device=choices.device)
+    graph = torch.cat([root, choices.masked_fill(is_loop, FORBIDDEN)], -1)
+    return torch.nn.functional.pad(graph, (0, 0, 1, 0), value=FORBIDDEN)
+
+
+def _with_root(
+    choices: Tensor,  # shape: (n_rows, n, n), the root on the diagonal
+    root: Tensor,  # shape: (n_rows,)
+) -> Tensor:
+    """The scores that allow trees with this word at the root, and no other: (n_rows, n, n)."""
+    n = choices.shape[-1]
+    is_loop = torch.eye(n, dtype=torch.bool, device=choices.device)
+    is_root = (torch.arange(n, device=root.device) == root.unsqueeze(-1)).unsqueeze(-1)
+    return torch.where(is_root == is_loop, choices, FORBIDDEN)

@@ -1,0 +1,53 @@
+"""Checks of arguments: errors name the argument, the value seen and the one wanted."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+
+def check_int(name: str, value: int, *, least: int | None = None, most: int | None = None, why: str = "") -> int:
+    """The value, if it is an int in its range; a bool is not.
+
+    Args:
+        name: of the argument.
+        value: what was given.
+        least: the smallest value allowed.
+        most: the largest value allowed.
+        why: the reason for the range, appended to the message.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    if (least is not None and value < least) or (most is not None and value > most):
+        wanted = f"at least {least}" if most is None else f"at most {most}" if least is None else f"from {least} to {most}"
+        raise ValueError(f"{name} must be {wanted}, got {value}{why}")
+    return value
+
+
+def check_number(name: str, value: float, *, least: float | None = None, above: float | None = None) -> float:
+    """The value, if it is a finite number in its range."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    is_finite = abs(value) <= sys.float_info.max
+    if above is not None and not (value > above and is_finite):
+        raise ValueError(f"{name} must be finite and larger than {above}, got {value}")
+    if not is_finite:
+        raise ValueError(f"{name} must be finite, got {value}")
+    if least is not None and value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    return value
+
+
+def check_generator(generator: torch.Generator | None) -> None:
+    """Raise a TypeError unless it is a generator or None; a seed is neither."""
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"generator must be a torch.Generator or None, got {type(generator).__name__}; "
+            "make one from a seed by torch.Generator(device).manual_seed(seed)"
+        )
+
+
+def kind_of(value: object) -> str:
+    """How a message names a value of the wrong type; a class in place of an instance is a common mistake."""
+    return f"the class {value.__name__}; make an instance of it" if isinstance(value, type) else type(value).__name__
