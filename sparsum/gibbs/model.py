@@ -98,11 +98,9 @@ class SummedModel(AbstractModel):
 
     def __init__(self, bound: BoundScores) -> None:
         self.bound = bound
-        self.choices, self.log_sum, self.log_partition = self._sums(bound)
-        # A group without an allowed part has choices all the same, among which none is worse.
-        group_size = bound.structure.group_size or bound.flat.shape[-1]
-        is_closed = (bound.flat.detach() == -torch.inf).unflatten(-1, (-1, group_size)).all(-1).any(-1)
-        self.is_empty = ~(self.log_sum.detach() > FORBIDDEN / 2) | (is_closed & (bound.structure.group_size is not None))
+        self.choices, self.log_sum, totals, offset = self._sums(bound)
+        self.log_partition = self.log_sum + totals + offset
+        self.is_empty = ~((self.log_sum + totals).detach() > FORBIDDEN / 2)
 
     def log_prob(self, atoms: Tensor, row: Tensor) -> Tensor:
         """The score of the atoms less the logarithm of the sum; -inf for what is not an assignment."""
@@ -130,20 +128,23 @@ class SummedModel(AbstractModel):
         difference = weighted(self.choices.flat - infinite(other.choices.flat), self._mean(), _ROUNDING)
         return difference.sum(-1) - self.log_sum + other.log_sum
 
-    def _sums(self, bound: BoundScores) -> tuple[BoundScores, Tensor, Tensor]:
-        r"""The logarithms of :math:`\pi`, of S, (n_rows,), and of Z, (n_rows,)."""
+    def _sums(self, bound: BoundScores) -> tuple[BoundScores, Tensor, Tensor, Tensor]:
+        r"""The logarithms of :math:`\pi` and of S, and two terms that make log S the logarithm of Z: (n_rows,) each.
+
+        The first is low where a group allows nothing, the second is the sum of the largest scores.
+        """
         flat, group_size = bound.flat.double(), bound.structure.group_size
-        totals = flat.new_zeros(len(flat))
+        totals = offset = flat.new_zeros(len(flat))
         if group_size is None:
             flat = finite(flat)
         else:
             groups, peak = shifted(flat.unflatten(-1, (-1, group_size)))
-            totals = (groups.logsumexp(-1) + peak.squeeze(-1)).sum(-1)
+            totals, offset = groups.logsumexp(-1).sum(-1), peak.sum((-1, -2))
             flat = groups.log_softmax(-1).flatten(1)
         choices = bound.with_flat(infinite(flat))
         log_sum = bound.structure.log_partition(choices.scores)
         log_sum = torch.where(log_sum == -torch.inf, FORBIDDEN, log_sum)
-        return bound.with_flat(flat), log_sum, log_sum + totals
+        return bound.with_flat(flat), log_sum, totals, offset
 
     def _mean(self) -> Tensor:
         """The mean vectors, the derivative of the log-partition function by the scores: (n_rows, n_parts)."""
@@ -152,7 +153,7 @@ class SummedModel(AbstractModel):
         with torch.inference_mode(False), torch.enable_grad():
             flat = bound.flat.double().clone()
             flat = flat if is_differentiable else flat.detach().requires_grad_()
-            *_, log_partition = self._sums(bound.with_flat(flat))
-            (mean,) = torch.autograd.grad(log_partition.sum(), flat, create_graph=is_differentiable)
+            _, log_sum, totals, _ = self._sums(bound.with_flat(flat))
+            (mean,) = torch.autograd.grad((log_sum + totals).sum(), flat, create_graph=is_differentiable)
         # The derivative is a difference of probabilities; rounding may leave it below 0.
         return mean if bound.structure.group_size is None else mean.clamp(0.0, 1.0)
