@@ -439,16 +439,3 @@ def test_bad_input_is_named(call: Callable[[], Any], error: type[Exception], mes
     with pytest.raises(error) as caught:
         call()
     assert message in str(caught.value)
-
-
-def test_embeddings_of_groups_with_a_table_each() -> None:
-    generator = torch.Generator().manual_seed(0)
-    weight, z = torch.randn(4, 5, 3, generator=generator), torch.randint(0, 5, (7, 4), generator=generator)
-    by_index = sp.embed(z, weight)
-    by_hand = torch.stack([torch.stack([weight[g, z[i, g]] for g in range(4)]) for i in range(7)])
-    torch.testing.assert_close(by_index, by_hand)
-    torch.testing.assert_close(sp.embed(sp.Groups(4, 5).vectors(z), weight), by_hand)
-    with pytest.raises(ValueError, match=r"z must have shape \(\*batch, 4, 5\) .* got \(7, 5\)"):
-        sp.embed(torch.zeros(7, 5), weight)
-    with pytest.raises(ValueError, match=r"z must have shape \(\*batch, 4\) .* got \(7, 3\)"):
-        sp.embed(z[:, :3], weight)
