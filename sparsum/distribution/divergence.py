@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution, Independent, register_kl
 
-from sparsum.distribution.sparse import SparseDistribution, log_of
+from sparsum.distribution.lookup import log_of
+from sparsum.distribution.sparse import SparseDistribution
 from sparsum.distribution.uniform import UniformOver
 from sparsum.structures import AbstractStructure, OneOf
 

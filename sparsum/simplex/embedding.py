@@ -52,8 +52,6 @@ def embed(z: Tensor, weight: Tensor) -> Tensor:
                 f"z must have shape (*batch, {len(weight)}) for weight of shape {tuple(weight.shape)}, got {tuple(z.shape)}"
             )
         return z.to(weight.dtype) @ weight
-    if torch.compiler.is_compiling():  # a compiled lookup would count negative indices from the end
-        return _look_up(torch.where(z < 0, len(weight), z.long()), weight, z, weight)
     return _look_up(z.long(), weight, z, weight)
 
 
@@ -78,12 +76,13 @@ def _embed_groups(
 
 def _look_up(places: Tensor, table: Tensor, z: Tensor, weight: Tensor) -> Tensor:
     """The rows of a table; places that it does not have are the indices in ``z`` that do not fit ``weight``."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():  # a graph raises later, where nothing catches it
         return torch.nn.functional.embedding(places, table)
     try:
         return torch.nn.functional.embedding(places, table)
     except IndexError as error:
         n = weight.shape[-2]
-        wrong = f", got {z[(z < 0) | (z >= n)].unique()[:5].tolist()}" if can_look_at(z) else ", got others"
-        wanted = f"z must hold indices from 0 to {n - 1} for weight of shape {tuple(weight.shape)}"
-        raise IndexError(wanted + wrong) from error
+        seen = z[(z < 0) | (z >= n)].unique()[:5].tolist() if can_look_at(z) else "others"
+        raise IndexError(
+            f"z must hold indices from 0 to {n - 1} for weight of shape {tuple(weight.shape)}, got {seen}"
+        ) from error
