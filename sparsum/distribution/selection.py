@@ -50,7 +50,7 @@ def keep_best(
     kept = Segments.from_lengths(lengths, n_kept, is_padded=segments.is_padded)
     found = kept.clear_padding(_at(probs, place))
     # A row that loses nothing keeps its probabilities to the last digit.
-    is_cut = kept.spread((segments.lengths > k).to(probs.dtype)) > 0
+    is_cut = (segments.lengths > k)[kept.row]
     return atoms[place], torch.where(is_cut, found / kept.spread(kept.sum(found)), found), kept
 
 

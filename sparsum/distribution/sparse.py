@@ -256,21 +256,21 @@ class SparseDistribution(Distribution):
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> SparseDistribution:
         """The same distributions in a larger batch, as `torch.Tensor.expand` does it."""
-        shape, n_rows = torch.Size(batch_shape), self._segments.n_rows
-        source = self._positions().expand(shape).reshape(-1)
+        source, n_rows = self._positions().expand(torch.Size(batch_shape)), self._segments.n_rows
         # Every row occurs equally often, so the number of atoms is known without asking the device.
-        n_atoms = len(self.atoms) * (len(source) // n_rows) if n_rows else 0
-        return self._taken(source, shape, self.is_exact.expand(shape), n_atoms)
+        n_atoms = len(self.atoms) * (source.numel() // n_rows) if n_rows else 0
+        return self._taken(source, self.is_exact.expand(source.shape), n_atoms)
 
     def __getitem__(self, index: Any) -> SparseDistribution:
         """Some distributions of the batch, chosen as from a tensor of shape batch_shape; gradients flow.
+
+        On a GPU this waits once, for the number of atoms.
 
         >>> q = SparseDistribution.from_dense(torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [0.0, 0.1, 0.9]]))
         >>> q[1:].atoms, q[-1].probs, q[torch.tensor([True, False, False])].batch_shape
         (tensor([0, 1, 2]), tensor([0.1000, 0.9000]), torch.Size([1]))
         """
-        chosen = self._positions()[index]
-        return self._taken(chosen.reshape(-1), chosen.shape, self.is_exact[index])
+        return self._taken(self._positions()[index], self.is_exact[index])
 
     def __iter__(self) -> Iterator[SparseDistribution]:
         """The distributions along the first dimension of the batch."""
@@ -281,7 +281,8 @@ class SparseDistribution(Distribution):
     def truncate(self, k: int) -> SparseDistribution:
         """The k most probable atoms of each row, the first among equals, with probabilities that again sum to 1.
 
-        A row that loses atoms is not exact; one that has at most k stays as it is.
+        A row that loses atoms is not exact; one that has at most k stays as it is. On a GPU this waits once, for the number
+        of atoms.
 
         >>> q = SparseDistribution.from_dense(torch.tensor([[0.5, 0.1, 0.3, 0.1], [0.0, 1.0, 0.0, 0.0]])).truncate(2)
         >>> q.atoms, q.probs, q.is_exact
@@ -349,12 +350,12 @@ class SparseDistribution(Distribution):
         """The number of each row, in the batch's shape."""
         return torch.arange(self._segments.n_rows, device=self.probs.device).reshape(self.batch_shape)
 
-    def _taken(
-        self, source: Tensor, batch_shape: torch.Size, is_exact: Tensor, n_atoms: int | None = None
-    ) -> SparseDistribution:
-        parts = take_rows(self.atoms, self.probs, self._segments, source, n_atoms)
-        structure = None if self.structure is None else self.structure.select(source)
-        return self._like(*parts, batch_shape=batch_shape, structure=structure, is_exact=is_exact)
+    def _taken(self, source: Tensor, is_exact: Tensor, n_atoms: int | None = None) -> SparseDistribution:
+        """The distributions of some rows, in the shape of ``source``."""
+        rows = source.reshape(-1)
+        parts = take_rows(self.atoms, self.probs, self._segments, rows, n_atoms)
+        structure = None if self.structure is None else self.structure.select(rows)
+        return self._like(*parts, batch_shape=source.shape, structure=structure, is_exact=is_exact)
 
     def _like(self, atoms: Tensor, probs: Tensor, segments: Segments, **changes: Any) -> SparseDistribution:
         """A distribution from other parts that are known to be right; what is not given stays."""
