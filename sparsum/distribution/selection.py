@@ -39,6 +39,10 @@ def keep_best(
     k: int,
 ) -> tuple[Tensor, Tensor, Segments]:
     """The k most probable atoms of each row, the first among equals, in their order, with probabilities that sum to 1."""
+    if isinstance(k, bool) or not isinstance(k, int):
+        raise TypeError(f"k must be an int, got {type(k).__name__}")
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
     # By probability within each row: the second sort keeps the order of the first.
     by_prob = probs.detach().argsort(descending=True, stable=True)
     order = by_prob[segments.row[by_prob].argsort(stable=True)]

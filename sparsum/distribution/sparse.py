@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
@@ -295,12 +296,8 @@ class SparseDistribution(Distribution):
             TypeError: if k is not an int.
             ValueError: if k is less than 1.
         """
-        if isinstance(k, bool) or not isinstance(k, int):
-            raise TypeError(f"k must be an int, got {type(k).__name__}")
-        if k < 1:
-            raise ValueError(f"k must be at least 1, got {k}")
-        is_exact = self.is_exact & (self.n_atoms_per_row <= k)
-        return self._like(*keep_best(self.atoms, self.probs, self._segments, k), is_exact=is_exact)
+        parts = keep_best(self.atoms, self.probs, self._segments, k)
+        return self._like(*parts, is_exact=self.is_exact & (self.n_atoms_per_row <= k))
 
     def detach(self) -> SparseDistribution:
         """The same distributions without gradient."""
@@ -324,8 +321,8 @@ class SparseDistribution(Distribution):
         atoms = self.atoms.to(*args, **kwargs) if self.atoms.is_floating_point() else self.atoms.to(device, **options)
         if probs is self.probs and atoms is self.atoms:
             return self
-        segments = Segments(
-            self._segments.row.to(device), self._segments.lengths.to(device), is_padded=self._segments.is_padded
+        segments = dataclasses.replace(
+            self._segments, row=self._segments.row.to(device), lengths=self._segments.lengths.to(device)
         )
         structure, is_exact = to_device(self.structure, device), self.is_exact.to(device)
         return self._like(atoms, probs, segments, structure=structure, is_exact=is_exact)
