@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from sparsum.distribution.loss import Loss, check_loss
 from sparsum.estimators import AbstractEstimator, Estimate
-from sparsum.estimators.problem import Loss
 from sparsum.inference import require_structure
 from sparsum.structures import AbstractStructure, Scores
 from sparsum.structures.scores import as_tuple
@@ -44,8 +44,7 @@ class Case:
     ) -> Case:
         """Check what does not depend on the estimator, and copy the scores."""
         require_structure(structure)
-        if not callable(loss):
-            raise TypeError(f"loss must be a function of atoms and rows, got {type(loss).__name__}")
+        check_loss("loss", loss)
         bound = structure.bind(scores, mask=mask, temperature=temperature)
         if bound.n_rows == 0:
             raise ValueError(f"scores must hold at least one example, got a batch of shape {tuple(bound.batch_shape)}")

@@ -14,8 +14,8 @@ from sparsum.diagnosis.case import Case, Progress
 from sparsum.diagnosis.diagnosis import Diagnosis
 from sparsum.diagnosis.exact import Exact
 from sparsum.diagnosis.measure import measure
+from sparsum.distribution.loss import Loss
 from sparsum.estimators import AbstractEstimator
-from sparsum.estimators.problem import Loss
 from sparsum.structures import AbstractStructure, Scores
 
 

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution, Independent, register_kl
 
-from sparsum.distribution.sparse import SparseDistribution, log_of
+from sparsum.distribution.lookup import log_of
+from sparsum.distribution.sparse import SparseDistribution
 from sparsum.distribution.uniform import UniformOver
-from sparsum.structures import AbstractStructure, OneOf
+from sparsum.structures import AbstractStructure, Groups, OneOf
 
 One = TypeVar("One", bound=Distribution)
 Other = TypeVar("Other", bound=Distribution)
@@ -29,10 +30,19 @@ def check_uniform(structure: AbstractStructure | None, p: UniformOver) -> None:
         raise ValueError("examples of different lengths have no uniform distribution in common; use q.entropy() instead")
 
 
+def divergence_to_uniform(
+    structure: AbstractStructure | None,
+    entropy: Tensor,  # shape: batch_shape
+    p: UniformOver,
+) -> Tensor:
+    """The divergence to a uniform distribution from one over a structure with a known entropy."""
+    check_uniform(structure, p)
+    return (p.log_count() - entropy).expand(torch.broadcast_shapes(entropy.shape, p.batch_shape))
+
+
 @register_kl(SparseDistribution, UniformOver)
 def _to_uniform(q: SparseDistribution, p: UniformOver) -> Tensor:
-    check_uniform(q.structure, p)
-    return p.log_count() - q.entropy()
+    return divergence_to_uniform(q.structure, q.entropy(), p)
 
 
 @register_kl(SparseDistribution, Categorical)
@@ -42,29 +52,33 @@ def _to_categorical(q: SparseDistribution, p: Categorical) -> Tensor:
     n = p.param_shape[-1]
     if isinstance(q.structure, OneOf) and q.structure.n != n:
         raise ValueError(f"a distribution over {q.structure!r} has no divergence to a Categorical over {n} categories")
+    by_probs = is_given_probs(p)
     q, p = broadcast(q, p)
-    # Torch clamps the logits of given probabilities; their own logarithms know a true 0.
-    is_given_probs = p._param is p.__dict__.get("probs")
-    values = (p.probs if is_given_probs else p.logits).reshape(-1, n)[q.row, q.atoms]
-    return sum_of_differences(q, values.log() if is_given_probs else values)
+    values = (p.probs if by_probs else p.logits).reshape(-1, n)[q.row, q.atoms]
+    return sum_of_differences(q, values.log() if by_probs else values)
 
 
 @register_kl(SparseDistribution, Independent)
 def _to_independent(q: SparseDistribution, p: Independent[Any]) -> Tensor:
     base = p.base_dist
-    if not isinstance(base, Bernoulli) or not q.event_shape:
-        raise NotImplementedError(f"no divergence from {type(q).__name__} to Independent({type(base).__name__}) is known")
-    if p.event_shape != q.event_shape:
-        raise ValueError(f"the event shapes {tuple(q.event_shape)} and {tuple(p.event_shape)} differ")
+    is_categorical = isinstance(base, Categorical) and isinstance(q.structure, Groups)
+    if not (isinstance(base, Bernoulli) or is_categorical) or not q.event_shape:
+        raise NotImplementedError(
+            f"no divergence from {type(q).__name__} over {q.structure!r} to Independent({type(base).__name__}) is known"
+        )
+    check_independent(q, p)
+    by_probs = is_given_probs(base)
     q, p = broadcast(q, p)
-    base = p.base_dist
-    bits = q.atoms.to(q.probs.dtype)
-    if base._param is base.__dict__.get("probs"):
-        one = base.probs.reshape(-1, *q.event_shape)[q.row]
-        terms = torch.where(bits > 0.5, one, 1 - one).log()
+    params = p.base_dist.probs if by_probs else p.base_dist.logits
+    if is_categorical:
+        group = torch.arange(q.event_shape[0], device=q.atoms.device)
+        values = params.reshape(-1, *params.shape[-2:])[q.row.unsqueeze(-1), group, q.atoms]
+        return sum_of_differences(q, (values.log() if by_probs else values).sum(-1))
+    bits, values = q.atoms.to(q.probs.dtype), params.reshape(-1, *q.event_shape)[q.row]
+    if by_probs:
+        terms = torch.where(bits > 0.5, values, 1 - values).log()
     else:
-        logits = base.logits.reshape(-1, *q.event_shape)[q.row]
-        terms = -torch.nn.functional.binary_cross_entropy_with_logits(logits, bits, reduction="none")
+        terms = -torch.nn.functional.binary_cross_entropy_with_logits(values, bits, reduction="none")
     return sum_of_differences(q, terms.flatten(1).sum(-1))
 
 
@@ -76,9 +90,29 @@ def _to_sparse(q: SparseDistribution, p: SparseDistribution) -> Tensor:
     return sum_of_differences(q, p.log_prob_of(q.atoms, q.row))
 
 
+def check_independent(q: Distribution, p: Independent[Any]) -> None:
+    """Raise unless the events of a distribution over bits or `Groups` are those of independent ones."""
+    if p.event_shape != q.event_shape:
+        raise ValueError(f"the event shapes {tuple(q.event_shape)} and {tuple(p.event_shape)} differ")
+    structure, base = getattr(q, "structure", None), p.base_dist
+    if isinstance(structure, Groups) and isinstance(base, Categorical) and base.param_shape[-1] != structure.n_each:
+        raise ValueError(
+            f"a distribution over {structure!r} has no divergence to Categoricals over {base.param_shape[-1]} categories"
+        )
+
+
+def is_given_probs(p: Categorical | Bernoulli) -> bool:
+    """Whether a distribution was made from probabilities: torch clamps their logits, where these know a true 0.
+
+    To be asked before it is expanded: torch then takes logits if it has computed them.
+    """
+    return p._param is p.__dict__.get("probs")
+
+
 def sum_of_differences(q: SparseDistribution, log_probs: Tensor) -> Tensor:
     """The sum of ``q (log q - log p)`` over each row, given log p of each atom."""
-    return q._sum(q.probs * (log_of(q.probs) - log_probs))
+    # Padding and what was rounded to 0 count for nothing, also where log p is infinite.
+    return q._sum(q.probs * torch.where(q.probs > 0, log_of(q.probs) - log_probs, 0.0))
 
 
 def broadcast(q: One, p: Other) -> tuple[One, Other]:

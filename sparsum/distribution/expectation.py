@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from sparsum.distribution.loss import Loss, call_loss, map_tensors
 from sparsum.segments import Segments
-
-Loss = Callable[[Tensor, Tensor], Any]
 
 
 def expect(
@@ -26,10 +25,14 @@ def expect(
     generators: Sequence[torch.Generator],
 ) -> Any:
     """The expected loss of each row, in the nested shape that the loss returns: leaves of shape (*batch_shape, ...)."""
+    if chunk_size is not None and (isinstance(chunk_size, bool) or not isinstance(chunk_size, int)):
+        raise TypeError(f"chunk_size must be an int or None, got {type(chunk_size).__name__}")
+    if chunk_size is not None and chunk_size < 1:
+        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
     if chunk_size is None:
-        values = _checked(loss(atoms, segments.row), len(atoms))
+        values = call_loss("loss", loss, atoms, segments.row, segments.n_rows)
     else:
-        values = _in_chunks(loss, atoms, segments.row, chunk_size, generators)
+        values = _in_chunks(loss, atoms, segments, chunk_size, generators)
 
     def average(value: Tensor) -> Tensor:
         weights = probs.reshape(-1, *[1] * (value.ndim - 1))
@@ -38,17 +41,21 @@ def expect(
     return map_tensors(average, values)
 
 
-def _in_chunks(loss: Loss, atoms: Tensor, row: Tensor, chunk_size: int, generators: Sequence[torch.Generator]) -> Any:
+def _in_chunks(loss: Loss, atoms: Tensor, segments: Segments, chunk_size: int, generators: Sequence[torch.Generator]) -> Any:
     """The loss of all atoms. Of each chunk only the values are kept; backward computes the rest again, chunk by chunk."""
-    chunks = []
+    row, chunks = segments.row, []
+
+    # It copies what the loss gets, so that backward sees the atoms of forward whatever the loss does to them.
+    def call(z: Tensor, row: Tensor) -> Any:
+        return call_loss("loss", loss, z, row, segments.n_rows)
+
     # One chunk at least, so that an empty batch has a result of the right shape.
     for start in range(0, max(len(atoms), 1), chunk_size):
         states = [generator.get_state() for generator in generators]
 
         chunk_atoms, chunk_row = atoms[start : start + chunk_size], row[start : start + chunk_size]
         contexts = functools.partial(_forward_and_replay, generators, states)
-        values = checkpoint(loss, chunk_atoms, chunk_row, use_reentrant=False, context_fn=contexts)
-        chunks.append(_checked(values, len(chunk_atoms)))
+        chunks.append(checkpoint(call, chunk_atoms, chunk_row, use_reentrant=False, context_fn=contexts))
     return map_tensors(lambda *parts: torch.cat(parts), *chunks)
 
 
@@ -79,33 +86,3 @@ class _Replay(contextlib.AbstractContextManager[None]):
 def _set_states(generators: Sequence[torch.Generator], states: Sequence[Tensor]) -> None:
     for generator, state in zip(generators, states, strict=True):
         generator.set_state(state)
-
-
-def _checked(values: Any, n_atoms: int) -> Any:
-    """What the loss returned, if each of its tensors has one entry per atom."""
-
-    def check(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            raise TypeError(
-                "loss must return a tensor, or a dict, list or tuple of tensors, with one entry per atom; "
-                f"got {type(value).__name__}"
-            )
-        if value.ndim == 0 or len(value) != n_atoms:
-            raise ValueError(
-                f"loss must return one entry per atom, a leading dimension of {n_atoms}, got shape {tuple(value.shape)}; "
-                "index what belongs to an example by row, as in x[row], and do not average over the atoms"
-            )
-        return value
-
-    return map_tensors(check, values)
-
-
-def map_tensors(function: Callable[..., Any], *trees: Any) -> Any:
-    """Apply a function to the leaves of nested dicts, lists and (named) tuples of the same form."""
-    first = trees[0]
-    if isinstance(first, dict):
-        return {key: map_tensors(function, *(tree[key] for tree in trees)) for key in first}
-    if isinstance(first, list | tuple):
-        mapped = [map_tensors(function, *parts) for parts in zip(*trees, strict=True)]
-        return type(first)(*mapped) if hasattr(first, "_fields") else type(first)(mapped)
-    return function(*trees)

@@ -57,7 +57,7 @@ def n_rows_of(atoms: Tensor, probs: Tensor, row: Tensor, batch_shape: Sequence[i
 
 
 def check_packed(atoms: Tensor, probs: Tensor, row: Tensor, n_rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The parts without atoms of probability 0; raises if they are no distributions."""
+    """The parts without atoms of probability 0; raises if they are not distributions."""
     # Before anything is known about the rows, nothing may be indexed by them that would not take any value.
     is_unsorted = (row.diff() < 0).any() | (row < 0).any() | (row >= n_rows).any()
     segments = Segments.from_row(row.clamp(0, max(n_rows - 1, 0)), max(n_rows, 1))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from sparsum.distribution.expectation import Loss, expect
-from sparsum.distribution.generator import check_generator
+from sparsum.arguments import check_generator
+from sparsum.distribution.expectation import expect
+from sparsum.distribution.lookup import draw_places, log_of, log_probs_at
+from sparsum.distribution.loss import Loss
+from sparsum.distribution.moments import mean_of, variance_of
 from sparsum.distribution.packing import broadcast_value, check_indices, check_packed, n_rows_of, pack_dense, validates
+from sparsum.distribution.selection import keep_best, take_rows, to_device
 from sparsum.segments import Segments
 from sparsum.structures import AbstractStructure, OneOf, Scores
 
@@ -24,7 +29,7 @@ class SparseDistribution(Distribution):
 
     .. math:: \mathbb{E}[\ell]_r = \sum_{i : \mathrm{row}_i = r} \mathrm{probs}_i \, \ell(\mathrm{atoms}_i, r) .
 
-    Usually made by `sparsum.inference`, `sparsum.topk_sparsemax` or `from_dense`.
+    Usually made by `sparsum.sparsemap`, `sparsum.topk_sparsemax` or `from_dense`.
 
     >>> import sparsum as sp
     >>> q = sp.sparsemap(torch.tensor([[1.0, 0.8, -0.5], [3.0, 0.0, 0.0]]), sp.OneOf(3))
@@ -87,6 +92,7 @@ class SparseDistribution(Distribution):
         self.structure = structure
         self.is_exact = torch.ones(batch_shape, dtype=torch.bool, device=probs.device) if is_exact is None else is_exact
         self._segments = segments
+        self.has_enumerate_support = isinstance(structure, OneOf)  # of the class for torch, of the instance here
         super().__init__(batch_shape, atoms.shape[1:], validate_args=False)
         self._validate_args = validates(validate_args)
 
@@ -147,9 +153,11 @@ class SparseDistribution(Distribution):
         """The exact expectation of a loss, differentiable in the probabilities and in all that the loss closes over.
 
         Args:
-            loss: called as ``loss(z, row)`` with packed atoms, (n, *event_shape), and the row of each, (n,); returns a
-                tensor with a leading dimension of n, or a nested dict, list or tuple of such. In a batch of several
-                dimensions, row counts the flattened batch: index ``x.flatten(0, 1)[row]``.
+            loss: called as ``loss(z, row)`` with packed atoms, (n, *event_shape), and the row of each, (n,), or as
+                ``loss(z)`` if it takes one argument; returns a tensor with a leading dimension of n, or a nested dict, list
+                or tuple of such. What belongs to an example is to be indexed by row, as in ``x[row]``; in a batch of
+                several dimensions, row counts the flattened batch: ``x.flatten(0, 1)[row]``. The loss may change its
+                arguments in place: they are copies.
             chunk_size: at most this many atoms at a time, with the intermediate results computed again in backward, so
                 that the memory is that of one chunk and of the returned values. The loss is then called twice per chunk,
                 which counts for modules that keep statistics.
@@ -161,17 +169,12 @@ class SparseDistribution(Distribution):
             The expectation per batch element: for each returned tensor of shape (n, *rest), one of (*batch_shape, *rest).
 
         Raises:
-            TypeError: if the loss returns something that is no tensor.
-            ValueError: if a returned tensor has not one entry per atom, or ``chunk_size`` is less than 1.
+            TypeError: if the loss returns something else than tensors.
+            ValueError: if a returned tensor does not have one entry per atom, if the loss fails on sizes of the batch and of
+                the atoms that meet, or if ``chunk_size`` is less than 1.
         """
-        if chunk_size is not None and (isinstance(chunk_size, bool) or not isinstance(chunk_size, int)):
-            raise TypeError(f"chunk_size must be an int or None, got {type(chunk_size).__name__}")
-        if not callable(loss):
-            raise TypeError(f"loss must be a function of atoms and rows, got {type(loss).__name__}")
         if isinstance(generators, torch.Generator):
             generators = (generators,)
-        if chunk_size is not None and chunk_size < 1:
-            raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
         return expect(loss, self.atoms, self.probs, self._segments, self.batch_shape, chunk_size, generators)
 
     def entropy(self) -> Tensor:
@@ -182,7 +185,7 @@ class SparseDistribution(Distribution):
         self,
         value: Tensor,  # shape: (*sample_shape, *batch_shape, *event_shape)
     ) -> Tensor:
-        """Logarithm of the probability, -inf for what is no atom: (*sample_shape, *batch_shape)."""
+        """Logarithm of the probability, -inf for what is not an atom: (*sample_shape, *batch_shape)."""
         value = broadcast_value(value, self.batch_shape, self.event_shape)
         sample_shape = value.shape[: value.ndim - len(self.batch_shape) - len(self.event_shape)]
         n_samples, n_rows = math.prod(sample_shape), self._segments.n_rows
@@ -203,28 +206,22 @@ class SparseDistribution(Distribution):
             row: the row of each, in any order.
             n_pairs: the number of atoms in all these rows together, if known; it saves a wait for the device.
         """
-        lengths = self._segments.lengths[row]
-        is_padded = self._segments.is_padded
-        pairs = Segments.from_lengths(lengths, int(lengths.sum()) if n_pairs is None else n_pairs, is_padded=is_padded)
-        offset = torch.arange(len(pairs.row), device=row.device) - pairs.starts[pairs.row]
-        atom = self._segments.starts[row][pairs.row] + offset
-        atom = atom.clamp(max=len(self.atoms) - 1) if is_padded else atom
-        is_equal = self.atoms[atom] == queries[pairs.row]
-        for _ in self.event_shape:
-            is_equal = is_equal.all(-1)
-        total = pairs.sum(torch.where(is_equal, self.probs.index_select(0, atom), 0.0))
-        return torch.where(total > 0, log_of(total), -torch.inf).to(self.probs.dtype)
+        return log_probs_at(self.atoms, self.probs, self._segments, queries, row, n_pairs)
 
     @property
     def mean(self) -> Scores:
         """The mean vector of each row, the marginals, in the form and shape of the scores."""
-        if self.structure is None:
-            vectors = self.atoms.to(self.probs.dtype)
-            return self._sum(vectors * self.probs.reshape(-1, *[1] * len(self.event_shape)))
-        marginals = self.structure.marginals(self.atoms, self.probs, self._segments)
-        if isinstance(marginals, tuple):
-            return tuple(tensor.reshape(self.batch_shape + tensor.shape[1:]) for tensor in marginals)
-        return marginals.reshape(self.batch_shape + marginals.shape[1:])
+        return self._shaped(mean_of(self.structure, self.atoms, self.probs, self._segments))
+
+    @property
+    def variance(self) -> Scores:
+        """The variance of each part of the vectors, never negative, in the form and shape of the mean.
+
+        >>> SparseDistribution.from_dense(torch.tensor([[0.25, 0.75, 0.0], [0.0, 1.0, 0.0]])).variance
+        tensor([[0.1875, 0.1875, 0.0000],
+                [0.0000, 0.0000, 0.0000]])
+        """
+        return self._shaped(variance_of(self.structure, self.atoms, self.probs, self._segments))
 
     @property
     def mode(self) -> Tensor:
@@ -235,40 +232,99 @@ class SparseDistribution(Distribution):
     def sample(self, sample_shape: int | Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
         """Independent draws: (*sample_shape, *batch_shape, *event_shape)."""
         check_generator(generator)
-        segments = self._segments
         shape = torch.Size([sample_shape] if isinstance(sample_shape, int) else sample_shape)
-        with torch.no_grad():
-            uniform = torch.rand(
-                (math.prod(shape), segments.n_rows), generator=generator, dtype=torch.float64, device=self.probs.device
+        places = draw_places(self.probs, self._segments, math.prod(shape), generator)
+        return self.atoms.detach()[places].reshape(shape + self.batch_shape + self.event_shape)
+
+    def enumerate_support(self, expand: bool = True) -> Tensor:
+        """All categories of a distribution over `OneOf(n)`, with and without mass, as torch's `Categorical` has them.
+
+        Returns:
+            Indices of shape (n, *batch_shape), or (n, 1, ..., 1) if ``expand`` is False.
+
+        Raises:
+            NotImplementedError: for other structures, whose assignments are too many, or not known.
+        """
+        if not isinstance(self.structure, OneOf):
+            raise NotImplementedError(
+                f"only a distribution over OneOf enumerates its support, this one is over {self.structure!r}; what has mass "
+                "is in q.atoms, q.probs and q.row, and q.expect sums over it"
             )
-            # One cumulative sum over all rows: row r owns the stretch from its first atom's start to its last one's end.
-            ends = self.probs.double().cumsum(0)
-            last = segments.starts + segments.lengths - 1
-            begin = (ends - self.probs.double())[segments.starts]
-            chosen = torch.searchsorted(ends, begin + uniform * (ends[last] - begin), right=True)
-            chosen = torch.minimum(torch.maximum(chosen, segments.starts), last)
-            return self.atoms[chosen].reshape(shape + self.batch_shape + self.event_shape)
+        n, n_batch = self.structure.n, len(self.batch_shape)
+        values = torch.arange(n, device=self.atoms.device).reshape(n, *[1] * n_batch)
+        return values.expand(n, *self.batch_shape) if expand else values
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> SparseDistribution:
         """The same distributions in a larger batch, as `torch.Tensor.expand` does it."""
-        shape = torch.Size(batch_shape)
-        segments, device = self._segments, self.probs.device
-        source = torch.arange(segments.n_rows, device=device).reshape(self.batch_shape).expand(shape).reshape(-1)
+        source, n_rows = self._positions().expand(torch.Size(batch_shape)), self._segments.n_rows
         # Every row occurs equally often, so the number of atoms is known without asking the device.
-        n_atoms = len(self.atoms) * (len(source) // segments.n_rows) if segments.n_rows else 0
-        expanded = Segments.from_lengths(segments.lengths[source], n_atoms, is_padded=segments.is_padded)
-        offset = torch.arange(n_atoms, device=device) - expanded.starts[expanded.row]
-        atom = segments.starts[source][expanded.row] + offset
-        atom = atom.clamp(max=len(self.atoms) - 1) if segments.is_padded else atom
-        return self.from_segments(
-            self.atoms[atom],
-            expanded.clear_padding(self.probs.index_select(0, atom)),
-            expanded,
-            shape,
-            None if self.structure is None else self.structure.select(source),
-            is_exact=self.is_exact.expand(shape),
-            validate_args=self._validate_args,
+        n_atoms = len(self.atoms) * (source.numel() // n_rows) if n_rows else 0
+        return self._taken(source, self.is_exact.expand(source.shape), n_atoms)
+
+    def __getitem__(self, index: Any) -> SparseDistribution:
+        """Some distributions of the batch, chosen as from a tensor of shape batch_shape; gradients flow.
+
+        On a GPU this waits once, for the number of atoms.
+
+        >>> q = SparseDistribution.from_dense(torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [0.0, 0.1, 0.9]]))
+        >>> q[1:].atoms, q[-1].probs, q[torch.tensor([True, False, False])].batch_shape
+        (tensor([0, 1, 2]), tensor([0.1000, 0.9000]), torch.Size([1]))
+        """
+        return self._taken(self._positions()[index], self.is_exact[index])
+
+    def __iter__(self) -> Iterator[SparseDistribution]:
+        """The distributions along the first dimension of the batch."""
+        if not self.batch_shape:
+            raise TypeError("a distribution without a batch cannot be iterated over")
+        return (self[i] for i in range(self.batch_shape[0]))
+
+    def truncate(self, k: int) -> SparseDistribution:
+        """The k most probable atoms of each row, the first among equals, with probabilities that again sum to 1.
+
+        A row that loses atoms is not exact; one that has at most k stays as it is. On a GPU this waits once, for the number
+        of atoms.
+
+        >>> q = SparseDistribution.from_dense(torch.tensor([[0.5, 0.1, 0.3, 0.1], [0.0, 1.0, 0.0, 0.0]])).truncate(2)
+        >>> q.atoms, q.probs, q.is_exact
+        (tensor([0, 2, 1]), tensor([0.6250, 0.3750, 1.0000]), tensor([False,  True]))
+
+        Args:
+            k: the largest number of atoms per row, at least 1.
+
+        Raises:
+            TypeError: if k is not an int.
+            ValueError: if k is less than 1.
+        """
+        parts = keep_best(self.atoms, self.probs, self._segments, k)
+        return self._like(*parts, is_exact=self.is_exact & (self.n_atoms_per_row <= k))
+
+    def detach(self) -> SparseDistribution:
+        """The same distributions without gradient."""
+        return self._like(self.atoms.detach(), self.probs.detach(), self._segments)
+
+    def to(self, *args: Any, **kwargs: Any) -> SparseDistribution:
+        """The same distributions on another device, or in another dtype: that of the probabilities and of float atoms.
+
+        Takes the arguments of `torch.Tensor.to`, and like it returns the distribution itself where nothing changes.
+
+        >>> SparseDistribution.from_dense(torch.tensor([[0.25, 0.75]])).to(torch.float64).probs
+        tensor([0.2500, 0.7500], dtype=torch.float64)
+
+        Raises:
+            TypeError: if the dtype is not a floating-point one.
+        """
+        probs = self.probs.to(*args, **kwargs)
+        if not probs.is_floating_point():
+            raise TypeError(f"dtype must be a floating-point one, got {probs.dtype}; atoms that are indices stay integers")
+        device, options = probs.device, {key: kwargs[key] for key in ("non_blocking", "copy") if key in kwargs}
+        atoms = self.atoms.to(*args, **kwargs) if self.atoms.is_floating_point() else self.atoms.to(device, **options)
+        if probs is self.probs and atoms is self.atoms:
+            return self
+        segments = dataclasses.replace(
+            self._segments, row=self._segments.row.to(device), lengths=self._segments.lengths.to(device)
         )
+        structure, is_exact = to_device(self.structure, device), self.is_exact.to(device)
+        return self._like(atoms, probs, segments, structure=structure, is_exact=is_exact)
 
     def to_dense(self) -> Tensor:
         """The dense probabilities of a distribution over `OneOf(n)`: (*batch_shape, n)."""
@@ -281,6 +337,27 @@ class SparseDistribution(Distribution):
         result = self._segments.sum(values)
         return result.reshape(self.batch_shape + result.shape[1:])
 
+    def _shaped(self, parts: Scores) -> Scores:
+        if isinstance(parts, tuple):
+            return tuple(map(self._shaped, parts))
+        return parts.reshape(self.batch_shape + parts.shape[1:])
+
+    def _positions(self) -> Tensor:
+        """The number of each row, in the batch's shape."""
+        return torch.arange(self._segments.n_rows, device=self.probs.device).reshape(self.batch_shape)
+
+    def _taken(self, source: Tensor, is_exact: Tensor, n_atoms: int | None = None) -> SparseDistribution:
+        """The distributions of some rows, in the shape of ``source``."""
+        rows = source.reshape(-1)
+        parts = take_rows(self.atoms, self.probs, self._segments, rows, n_atoms)
+        structure = None if self.structure is None else self.structure.select(rows)
+        return self._like(*parts, batch_shape=source.shape, structure=structure, is_exact=is_exact)
+
+    def _like(self, atoms: Tensor, probs: Tensor, segments: Segments, **changes: Any) -> SparseDistribution:
+        """A distribution from other parts that are known to be right; what is not given stays."""
+        fields = {"batch_shape": self.batch_shape, "structure": self.structure, "is_exact": self.is_exact, **changes}
+        return self.from_segments(atoms, probs, segments, validate_args=self._validate_args, **fields)
+
     def __repr__(self) -> str:
         lengths = self._segments.lengths
         spread = f", {int(lengths.min())} to {int(lengths.max())} per row" if len(lengths) else ""
@@ -289,9 +366,3 @@ class SparseDistribution(Distribution):
             f"SparseDistribution({over}batch_shape={tuple(self.batch_shape)}, event_shape={tuple(self.event_shape)}, "
             f"n_atoms={len(self.atoms)}{spread}, dtype={self.probs.dtype}, device='{self.probs.device}')"
         )
-
-
-def log_of(probs: Tensor) -> Tensor:
-    """Logarithm with a finite value and gradient at 0, in float32 or better: half precision has numbers below its tiny."""
-    probs = probs.float() if torch.finfo(probs.dtype).bits == 16 else probs
-    return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()

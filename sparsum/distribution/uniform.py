@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
+from sparsum.arguments import check_generator
+from sparsum.distribution.packing import broadcast_value
 from sparsum.structures import AbstractStructure
+from sparsum.structures.uniform import sample_uniform
 
 
 class UniformOver(Distribution):
     r"""Every assignment of a structure with the same probability: the usual prior of a discrete latent variable.
 
-    It needs nothing but the number of assignments, however many: :math:`\mathrm{KL}(q \Vert u) = \log |Z| - H(q)`.
+    Log-probabilities and divergences need nothing but the number of assignments, however many:
+    :math:`\mathrm{KL}(q \Vert u) = \log |Z| - H(q)`.
 
     >>> import sparsum as sp
     >>> q = sp.sparsemap(torch.tensor([[1.0, 1.0, -5.0, -5.0]]), sp.OneOf(4))
     >>> torch.distributions.kl_divergence(q, UniformOver(sp.OneOf(4)))  # log 4 - log 2
     tensor([0.6931])
+    >>> UniformOver(sp.Tree(5)).expand((3,)).sample((2,)).shape
+    torch.Size([2, 3, 5])
 
     Args:
         structure: the set of assignments, with a `log_count`.
+
+    Raises:
+        TypeError: if it is not a structure.
+        ValueError: if its examples have different lengths, so that no one set is common to them.
     """
 
     arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
@@ -31,16 +42,56 @@ class UniformOver(Distribution):
     def __init__(self, structure: AbstractStructure) -> None:
         if not isinstance(structure, AbstractStructure):
             raise TypeError(f"structure must be an AbstractStructure, got {type(structure).__name__}")
+        if getattr(structure, "lengths", None) is not None:
+            raise ValueError(f"examples of different lengths have no uniform distribution in common, got {structure!r}")
         self.structure = structure
+        self._event: torch.Size | None = None
         super().__init__(validate_args=False)
 
-    def entropy(self) -> Tensor:
-        """Logarithm of the number of assignments."""
-        return torch.tensor(self.log_count())
+    @property
+    def event_shape(self) -> torch.Size:
+        """The shape of an atom; a structure of your own has to define its ``score_shape`` for this."""
+        if self._event is None:
+            scores = torch.zeros(1, *self.structure.score_shape, device="cpu")
+            self._event = self.structure.argmax(scores).shape[1:]
+        return self._event
 
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Minus the entropy for each of the atoms ``value``, which must be members: (n, *event_shape) -> (n,)."""
-        return torch.full(value.shape[:1], -self.log_count(), device=value.device)
+    def entropy(self) -> Tensor:
+        """Logarithm of the number of assignments, on torch's default device: (*batch_shape,)."""
+        return torch.full(self.batch_shape, self.log_count(), device=torch.get_default_device())
+
+    def log_prob(
+        self,
+        value: Tensor,  # shape: (*sample_shape, *batch_shape, *event_shape)
+    ) -> Tensor:
+        """Minus the entropy for each of the atoms ``value``, which must be members: (*sample_shape, *batch_shape)."""
+        value = broadcast_value(value, self.batch_shape, self.event_shape)
+        shape = value.shape[: value.ndim - len(self.event_shape)]
+        dtype = value.dtype if value.is_floating_point() else torch.get_default_dtype()
+        return torch.full(shape, -self.log_count(), device=value.device, dtype=dtype)
+
+    def sample(self, sample_shape: int | Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
+        """Independent draws: (*sample_shape, *batch_shape, *event_shape).
+
+        They are on the device of the generator, or on torch's default device without one; bits have the default dtype.
+
+        Raises:
+            TypeError: if it is not known how to draw from the structure; `sparsum.structures.uniform.sample_uniform` tells
+                how to register that.
+        """
+        check_generator(generator)
+        shape = torch.Size([sample_shape] if isinstance(sample_shape, int) else sample_shape) + self.batch_shape
+        device = torch.get_default_device() if generator is None else generator.device
+        dtype = torch.get_default_dtype()
+        atoms = sample_uniform(self.structure, math.prod(shape), generator=generator, device=device, dtype=dtype)
+        return atoms.reshape(shape + atoms.shape[1:])
+
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> UniformOver:
+        """The same distribution as a batch, as `torch.Tensor.expand` does it."""
+        expanded = UniformOver(self.structure)
+        expanded._event = self._event
+        expanded._batch_shape = torch.empty(self.batch_shape, device="meta").expand(torch.Size(batch_shape)).shape
+        return expanded
 
     def log_count(self) -> float:
         """The logarithm of the number of assignments, in full precision."""
@@ -50,4 +101,5 @@ class UniformOver(Distribution):
         return log_count
 
     def __repr__(self) -> str:
-        return f"UniformOver({self.structure!r})"
+        batch = f", batch_shape={tuple(self.batch_shape)}" if self.batch_shape else ""
+        return f"UniformOver({self.structure!r}{batch})"

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from sparsum.arguments import check_generator, check_int
-from sparsum.estimators.problem import Loss, Problem
+from sparsum.distribution.loss import Loss, check_loss
+from sparsum.estimators.problem import Problem
 from sparsum.estimators.revalued import Revalued
 from sparsum.inference import require_structure
 from sparsum.structures import AbstractStructure, Scores
@@ -130,9 +131,10 @@ class AbstractEstimator(torch.nn.Module, ABC):
         Args:
             scores: one score per part of the structure; -inf forbids.
             structure: the set of assignments.
-            loss: called as ``loss(z, row)`` with packed assignments and the row of each, (n,); returns one number for each,
-                (n,). If the estimator ``needs_relaxed_loss``, z are float vectors, (n, *score_shape), else atoms;
-                `sparsum.embed` takes both. In a batch of several dimensions, row counts the flattened batch.
+            loss: called as ``loss(z, row)`` with packed assignments and the row of each, (n,), or as ``loss(z)`` if it
+                takes one argument; returns one number for each, (n,). If the estimator ``needs_relaxed_loss``, z are
+                float vectors, (n, *score_shape), else atoms; `sparsum.embed` takes both. In a batch of several
+                dimensions, row counts the flattened batch.
             context: what learned baselines read, without a gradient to it.
             mask: True where a part is allowed, the same as scores of -inf elsewhere; see `AbstractStructure.bind`.
             temperature: divides the scores; a positive number, or one per example. Relaxations have a temperature of
@@ -148,8 +150,7 @@ class AbstractEstimator(torch.nn.Module, ABC):
                 it has to be.
         """
         self._check_structure(structure)
-        if not callable(loss):
-            raise TypeError(f"loss must be a function of atoms and rows, got {type(loss).__name__}")
+        check_loss("loss", loss)
         check_generator(generator)
         bound = structure.bind(scores, mask=mask, temperature=temperature)
         batch_shape = bound.batch_shape

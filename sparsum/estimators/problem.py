@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from sparsum.distribution.loss import Loss, call_for_numbers
 from sparsum.gibbs import Gibbs
 from sparsum.structures import AbstractStructure, BoundScores
-from sparsum.tensors import at_least_float32
-
-Loss = Callable[[Tensor, Tensor], Tensor]
 
 _INSTEAD = "an estimator that hands it atoms, such as SparseMAP, TopK, ScoreFunction or LeaveOneOut, needs no such loss"
 
@@ -76,7 +73,7 @@ class Problem:
         row: Tensor,  # shape: (n,)
     ) -> Tensor:
         """The loss of each assignment, checked, in float32 at least: (n,)."""
-        return checked_values("loss", self.loss, z, row)
+        return call_for_numbers("loss", self.loss, z, row, self.n_rows)
 
     def sample_losses(
         self,
@@ -121,26 +118,6 @@ class Problem:
                 f"differentiable operations; {_INSTEAD}"
             )
         return values.reshape(vectors.shape[:2])
-
-
-def checked_values(
-    name: str,
-    function: Loss,
-    z: Tensor,  # shape: (n, *event_shape)
-    row: Tensor,  # shape: (n,)
-) -> Tensor:
-    """What a function of assignments returns, checked, in float32 at least: (n,)."""
-    # Copies, so that a function that changes them in place does not change what the probabilities are of.
-    values = function(z.clone(), row.clone())
-    if not isinstance(values, Tensor) or not values.is_floating_point():
-        kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
-        raise TypeError(f"{name} must return a floating-point torch.Tensor, got {kind}")
-    if values.shape != row.shape:
-        raise ValueError(
-            f"{name} must return one number per assignment, shape ({len(row)},), got {tuple(values.shape)}; index what "
-            "belongs to an example by row, as in x[row], and neither keep dimensions nor average over the assignments"
-        )
-    return at_least_float32(values)
 
 
 def _depends_on(values: Tensor, z: Tensor) -> bool:

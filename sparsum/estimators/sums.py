@@ -10,6 +10,7 @@ from torch import Tensor
 from sparsum import kernels
 from sparsum.arguments import check_int, check_number
 from sparsum.distribution import SparseDistribution
+from sparsum.distribution.loss import call_for_numbers
 from sparsum.estimators.abstract import AbstractEstimator, Estimate, Needs, check_chunk_size
 from sparsum.estimators.members import MAX_COUNT, count_of, members
 from sparsum.estimators.problem import Problem
@@ -189,5 +190,9 @@ class SparseMAP(AbstractEstimator):
 def _sum(problem: Problem, q: SparseDistribution, chunk_size: int | None) -> Estimate:
     """The sum of all terms."""
     generators = () if problem.generator is None else (problem.generator,)
-    value = q.expect(problem.losses, chunk_size=chunk_size, generators=generators)
+
+    def losses(z: Tensor, row: Tensor) -> Tensor:  # gets copies already
+        return call_for_numbers("loss", problem.loss, z, row, problem.n_rows, copy=False)
+
+    value = q.expect(losses, chunk_size=chunk_size, generators=generators)
     return Estimate(value, value, q.n_atoms_per_row, q)

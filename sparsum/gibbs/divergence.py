@@ -13,17 +13,22 @@ from torch.distributions import Bernoulli, Categorical, Independent, register_kl
 from torch.nn.functional import logsigmoid
 
 from sparsum.distribution import SparseDistribution, UniformOver
-from sparsum.distribution.divergence import broadcast, check_uniform, sum_of_differences
+from sparsum.distribution.divergence import (
+    broadcast,
+    check_independent,
+    divergence_to_uniform,
+    is_given_probs,
+    sum_of_differences,
+)
 from sparsum.gibbs.chain import Chain
 from sparsum.gibbs.gibbs import Gibbs
 from sparsum.gibbs.model import ChainModel
-from sparsum.structures import AbstractStructure, Bits, OneOf, Potentials
+from sparsum.structures import AbstractStructure, Bits, Groups, OneOf, Potentials
 
 
 @register_kl(Gibbs, UniformOver)
 def _to_uniform(q: Gibbs, p: UniformOver) -> Tensor:
-    check_uniform(q.structure, p)
-    return p.log_count() - q.entropy()
+    return divergence_to_uniform(q.structure, q.entropy(), p)
 
 
 @register_kl(Gibbs, Gibbs)
@@ -41,21 +46,26 @@ def _to_categorical(q: Gibbs, p: Categorical) -> Tensor:
     n = p.param_shape[-1]
     if q.structure.n != n:
         raise ValueError(f"a distribution over {q.structure!r} has no divergence to a Categorical over {n} categories")
+    by_probs = is_given_probs(p)
     q, p = broadcast(q, p)
-    log_probs = _log(p.probs) if _is_given_probs(p) else p.logits
+    log_probs = _log(p.probs) if by_probs else p.logits
     return _to_independent_choices(q, log_probs.reshape(-1, 1, n))
 
 
 @register_kl(Gibbs, Independent)
 def _to_independent(q: Gibbs, p: Independent[Any]) -> Tensor:
     base = p.base_dist
-    if not isinstance(base, Bernoulli) or not isinstance(q.structure, Bits):
+    is_categorical = isinstance(base, Categorical) and isinstance(q.structure, Groups)
+    if not is_categorical and not (isinstance(base, Bernoulli) and isinstance(q.structure, Bits)):
         raise NotImplementedError(f"no divergence from {q!r} to Independent({type(base).__name__}) is known")
-    if p.event_shape != q.event_shape:
-        raise ValueError(f"the event shapes {tuple(q.event_shape)} and {tuple(p.event_shape)} differ")
+    check_independent(q, p)
+    by_probs = is_given_probs(base)
     q, p = broadcast(q, p)
     base = p.base_dist
-    if _is_given_probs(base):
+    if is_categorical:
+        log_probs = _log(base.probs) if by_probs else base.logits
+        return _to_independent_choices(q, log_probs.reshape(-1, *log_probs.shape[-2:]))
+    if by_probs:
         zero, one = _log(1 - base.probs), _log(base.probs)
     else:
         zero, one = logsigmoid(-base.logits), logsigmoid(base.logits)
@@ -100,11 +110,6 @@ def _check_lengths(q: AbstractStructure, p: AbstractStructure) -> None:
     is_different = (full if ours is None else ours) != (full if theirs is None else theirs)
     if bool(is_different.any()):
         raise ValueError("examples of different lengths have no divergence; give both distributions the same lengths")
-
-
-def _is_given_probs(p: Categorical | Bernoulli) -> bool:
-    """Whether a distribution was made from probabilities; torch would clamp their logits."""
-    return p._param is p.__dict__.get("probs")
 
 
 def _log(probs: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -60,30 +61,56 @@ def rows_of_alpha(alpha: float | Tensor, x: Tensor, dim: int) -> float | Tensor:
         if not 1 <= alpha < math.inf:
             raise ValueError(f"alpha must be a finite number of at least 1, got {alpha}")
         return float(alpha)
-    if not alpha.is_floating_point():
-        raise TypeError(f"alpha must have a floating-point dtype, got {alpha.dtype}")
-    _check_values_of_alpha(alpha)
-    batch = x.shape[:dim] + x.shape[dim + 1 :]
-    rows = alpha
-    if alpha.ndim == x.ndim and alpha.shape[dim] == 1:
-        rows = alpha.squeeze(dim)
-    if not _broadcasts_to(rows.shape, batch):
-        raise ValueError(
-            f"alpha must broadcast to the rows of x, {tuple(batch)} (or have the number of dimensions of x and size 1 "
-            f"in dim), got {tuple(alpha.shape)} for x of shape {tuple(x.shape)} and dim {dim}"
-        )
-    return rows.expand(batch).unsqueeze(-1)
-
-
-def _check_values_of_alpha(alpha: Tensor) -> None:
-    """Raise if a value is below 1, where one may look; elsewhere the rows become NaN."""
+    rows = _one_per_row("alpha", alpha, x, dim)
+    # Where one may not look, the rows become NaN.
     if can_look_at(alpha) and bool((alpha < 1).any()):
         raise ValueError(f"alpha must be at least 1 everywhere, got a smallest value of {alpha.min().item():g}")
+    return rows.unsqueeze(-1)
+
+
+def divide_by_temperature(x: Tensor, temperature: float | Tensor, dim: int) -> Tensor:
+    """Scores over a temperature, in float32 or better; infinite scores stay as they are, and give it no gradient."""
+    check_scores(x)
+    dim = check_dim(x, dim)
+    scores = x.to(compute_dtype(x))
+    if not isinstance(temperature, Tensor):
+        if isinstance(temperature, bool) or not isinstance(temperature, int | float):
+            raise TypeError(f"temperature must be a number or a tensor, got {type(temperature).__name__}")
+        if not 0 < temperature < math.inf:
+            raise ValueError(f"temperature must be a positive finite number, got {temperature}")
+        return scores / temperature
+    rows = _one_per_row("temperature", temperature, x, dim)
+    if can_look_at(temperature) and not bool(((temperature > 0) & temperature.isfinite()).all()):
+        wrong = temperature[~((temperature > 0) & temperature.isfinite())][:5].tolist()
+        raise ValueError(f"temperature must be positive and finite everywhere, got {wrong}")
+    is_finite = scores.isfinite()
+    divided = torch.where(is_finite, scores, 0.0) / rows.unsqueeze(dim).to(scores.dtype)
+    return torch.where(is_finite, divided, scores)
+
+
+def _one_per_row(name: str, value: Tensor, x: Tensor, dim: int) -> Tensor:
+    """A floating-point tensor that is broadcast to the rows of ``x``: (*batch,), the shape of ``x`` without ``dim``."""
+    if not value.is_floating_point():
+        raise TypeError(f"{name} must have a floating-point dtype, got {value.dtype}")
+    batch = x.shape[:dim] + x.shape[dim + 1 :]
+    rows = value.squeeze(dim) if value.ndim == x.ndim and value.shape[dim] == 1 else value
+    if not _broadcasts_to(rows.shape, batch):
+        raise ValueError(
+            f"{name} must broadcast to the rows of x, {tuple(batch)} (or have the number of dimensions of x and size 1 "
+            f"in dim), got {tuple(value.shape)} for x of shape {tuple(x.shape)} and dim {dim}"
+        )
+    return rows.expand(batch)
 
 
 def can_look_at(values: Tensor) -> bool:
-    """Whether the values can be checked: not on a GPU, which would wait for the device, nor in a graph or a transform."""
-    return not (torch.compiler.is_compiling() or values.is_cuda or torch._C._are_functorch_transforms_active())
+    """Whether the values can be checked: on the CPU, where nothing waits, and neither in a graph nor in a transform."""
+    return not (
+        torch.compiler.is_compiling()
+        or values.device.type != "cpu"
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack()  # of a mode such as that of fake tensors, which have no values
+        or isinstance(values, FakeTensor)
+    )
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:

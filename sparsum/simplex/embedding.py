@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sparsum.simplex.arguments import can_look_at
+
 
 def embed(z: Tensor, weight: Tensor) -> Tensor:
     r"""Embed assignments, given as indices or as (relaxed) vectors: :math:`e_z^\top W` or :math:`z^\top W`.
@@ -28,7 +30,9 @@ def embed(z: Tensor, weight: Tensor) -> Tensor:
         A tensor of shape (*batch, size).
 
     Raises:
-        TypeError: if ``weight`` is not a floating-point tensor, or ``z`` a complex one.
+        IndexError: if an index is negative or not less than n. On a GPU it is the device that fails, as for
+            `torch.nn.functional.embedding`, since looking at the indices would wait for it.
+        TypeError: if ``weight`` is not a floating-point tensor, or ``z`` is a complex one.
         ValueError: if the shapes do not fit.
     """
     for name, value in (("z", z), ("weight", weight)):
@@ -48,7 +52,7 @@ def embed(z: Tensor, weight: Tensor) -> Tensor:
                 f"z must have shape (*batch, {len(weight)}) for weight of shape {tuple(weight.shape)}, got {tuple(z.shape)}"
             )
         return z.to(weight.dtype) @ weight
-    return torch.nn.functional.embedding(z.long(), weight)
+    return _look_up(z.long(), weight, z, weight)
 
 
 def _embed_groups(
@@ -65,4 +69,20 @@ def _embed_groups(
     if is_vector:
         return torch.einsum("...gn,gns->...gs", z.to(weight.dtype), weight)
     first = torch.arange(n_groups, device=z.device) * n
-    return torch.nn.functional.embedding(z.long() + first, weight.reshape(n_groups * n, size))
+    # An index that does not fit would be one of a neighbouring group: send it behind the end of all tables.
+    places = torch.where((z < 0) | (z >= n), n_groups * n, z.long() + first)
+    return _look_up(places, weight.reshape(n_groups * n, size), z, weight)
+
+
+def _look_up(places: Tensor, table: Tensor, z: Tensor, weight: Tensor) -> Tensor:
+    """The rows of a table; places that it does not have are the indices in ``z`` that do not fit ``weight``."""
+    if torch.compiler.is_compiling():  # a graph raises later, where nothing catches it
+        return torch.nn.functional.embedding(places, table)
+    try:
+        return torch.nn.functional.embedding(places, table)
+    except IndexError as error:
+        n = weight.shape[-2]
+        seen = z[(z < 0) | (z >= n)].unique()[:5].tolist() if can_look_at(z) else "others"
+        raise IndexError(
+            f"z must hold indices from 0 to {n - 1} for weight of shape {tuple(weight.shape)}, got {seen}"
+        ) from error

@@ -18,16 +18,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsum.simplex.arguments import can_look_at, check_scores, compute_dtype, rows_of_alpha
+from sparsum.simplex.arguments import apply_mask, can_look_at, check_scores, compute_dtype, rows_of_alpha
 from sparsum.simplex.entropy import entropy_slope, tsallis_entropy
 from sparsum.simplex.mappings import entmax
 
 Alpha = float | Tensor
 
 _REDUCTIONS = ("none", "mean", "sum")
+_SHOWN_ROWS = 5
 
 
-def sparsemax_loss(x: Tensor, target: Tensor, *, reduction: str = "mean", ignore_index: int = -100) -> Tensor:
+def sparsemax_loss(
+    x: Tensor, target: Tensor, *, mask: Tensor | None = None, reduction: str = "mean", ignore_index: int = -100
+) -> Tensor:
     """Fenchel-Young loss of `sparsemax`: what cross-entropy is for softmax.
 
     The classes are the last dimension of ``x``, however many there are.
@@ -35,10 +38,15 @@ def sparsemax_loss(x: Tensor, target: Tensor, *, reduction: str = "mean", ignore
     >>> x = torch.tensor([[2.0, 0.5, 0.0], [0.4, 0.0, 0.0]])
     >>> sparsemax_loss(x, torch.tensor([0, 0]), reduction="none")
     tensor([0.0000, 0.1200])
+    >>> sparsemax_loss(x, torch.tensor([0, 0]), mask=torch.tensor([True, False, True]), reduction="none")
+    tensor([0.0000, 0.0900])
 
     Args:
         x: scores of shape (*batch, n).
         target: class indices of shape (*batch,), or probabilities of shape (*batch, n).
+        mask: True where a class is allowed, broadcast to the shape of ``x``; the others are left out, and get no gradient.
+            A target that is not allowed raises an error; on a GPU and under `torch.compile` its loss is infinite, since
+            looking at it would wait for the device.
         reduction: "mean" (over the rows that are not ignored; 0 if all are), "sum" or "none".
         ignore_index: rows with this class index have loss 0 and no gradient.
 
@@ -46,26 +54,36 @@ def sparsemax_loss(x: Tensor, target: Tensor, *, reduction: str = "mean", ignore
         A scalar, or for "none" a tensor of shape (*batch,).
 
     Raises:
-        TypeError: if ``x`` is not a floating-point tensor, or ``target`` a boolean or complex one.
-        ValueError: if the shape of ``target`` or a class index does not fit ``x``, or on an unknown ``reduction``.
+        TypeError: if ``x`` is not a floating-point tensor, ``target`` is a boolean or complex one, or ``mask`` is not a
+            boolean one.
+        ValueError: if the shape of ``target`` or ``mask`` or a class index does not fit ``x``, if ``mask`` does not allow
+            a target, or on an unknown ``reduction``.
 
     References:
         - From softmax to sparsemax (Martins & Astudillo, 2016), section 3, https://arxiv.org/abs/1602.02068
     """
-    return entmax_loss(x, target, 2.0, reduction=reduction, ignore_index=ignore_index)
+    return entmax_loss(x, target, 2.0, mask=mask, reduction=reduction, ignore_index=ignore_index)
 
 
-def entmax15_loss(x: Tensor, target: Tensor, *, reduction: str = "mean", ignore_index: int = -100) -> Tensor:
+def entmax15_loss(
+    x: Tensor, target: Tensor, *, mask: Tensor | None = None, reduction: str = "mean", ignore_index: int = -100
+) -> Tensor:
     """Fenchel-Young loss of `entmax15`; arguments and errors as for `sparsemax_loss`.
 
     >>> entmax15_loss(torch.tensor([[3.0, 0.5, 0.0]]), torch.tensor([0]))
     tensor(0.)
     """
-    return entmax_loss(x, target, 1.5, reduction=reduction, ignore_index=ignore_index)
+    return entmax_loss(x, target, 1.5, mask=mask, reduction=reduction, ignore_index=ignore_index)
 
 
 def entmax_loss(
-    x: Tensor, target: Tensor, alpha: float | Tensor, *, reduction: str = "mean", ignore_index: int = -100
+    x: Tensor,
+    target: Tensor,
+    alpha: float | Tensor,
+    *,
+    mask: Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int = -100,
 ) -> Tensor:
     """Fenchel-Young loss of `entmax`; for alpha = 1 it is the cross-entropy.
 
@@ -77,6 +95,7 @@ def entmax_loss(
         x: scores of shape (*batch, n).
         target: class indices of shape (*batch,), or probabilities of shape (*batch, n).
         alpha: as for `entmax`; a tensor receives a gradient.
+        mask: as for `sparsemax_loss`.
         reduction: "mean" (over the rows that are not ignored; 0 if all are), "sum" or "none".
         ignore_index: rows with this class index have loss 0 and no gradient.
 
@@ -91,7 +110,7 @@ def entmax_loss(
         raise ValueError(f"reduction must be one of {', '.join(_REDUCTIONS)}, got {reduction!r}")
     check_scores(x)
     alpha = rows_of_alpha(alpha, x, x.ndim - 1)
-    scores = x.to(compute_dtype(x))
+    scores = (x if mask is None else apply_mask(x, mask)).to(compute_dtype(x))
     if not isinstance(target, Tensor):
         raise TypeError(f"target must be a torch.Tensor, got {type(target).__name__}")
     if target.is_floating_point():
@@ -100,6 +119,8 @@ def entmax_loss(
     else:
         is_counted = _check_class_target(x, target, ignore_index)
         scores = torch.where(is_counted.unsqueeze(-1), scores, 0.0)  # a NaN in a row that is ignored is ignored too
+    if mask is not None and can_look_at(target) and can_look_at(mask):
+        _check_masked_target(target, mask.expand(x.shape), is_counted)
     peak = scores.detach().amax(-1, keepdim=True)
     scores = scores - torch.where(peak == -torch.inf, 0.0, peak)  # the loss does not change, its rounding does
     loss = _conjugate(scores, alpha) - _gain(scores, target, alpha, is_counted)
@@ -111,10 +132,11 @@ def _gain(scores: Tensor, target: Tensor, alpha: Alpha, is_counted: Tensor) -> T
     """The score of the target plus its entropy, per row."""
     if target.is_floating_point():
         target = target.to(scores.dtype)
-        # 0 * -inf: a target of 0 on a forbidden class costs nothing
+        # 0 * -inf: a target of 0 on a forbidden class costs nothing, and has no gradient.
+        gain = target * torch.where(target == 0, 0.0, scores)
         # A target of 0 stays 0, whatever alpha: it has no gradient.
         moving = torch.where(target > 0, target, target.detach())
-        return torch.where(target == 0, 0.0, target * scores).sum(-1) + tsallis_entropy(moving, alpha)
+        return gain.sum(-1) + tsallis_entropy(moving, alpha)
     chosen = torch.where(is_counted, target.long(), 0).unsqueeze(-1)
     return scores.gather(-1, chosen).squeeze(-1)
 
@@ -203,6 +225,22 @@ def _check_class_target(x: Tensor, target: Tensor, ignore_index: int) -> Tensor:
         wrong = target[is_counted & ((target < 0) | (target >= n))].unique().tolist()
         raise ValueError(f"target must hold class indices from 0 to {n - 1} or ignore_index={ignore_index}, got {wrong}")
     return is_counted
+
+
+def _check_masked_target(target: Tensor, mask: Tensor, is_counted: Tensor) -> None:
+    """Raise if a target is not allowed; where one may not look, its score of -inf makes the loss infinite."""
+    if target.is_floating_point():
+        is_wrong = ((target > 0) & ~mask).any(-1)
+    else:
+        chosen = torch.where(is_counted, target.long(), 0).unsqueeze(-1)
+        is_wrong = is_counted & ~mask.gather(-1, chosen).squeeze(-1)
+    if bool(is_wrong.any()):
+        rows = is_wrong.reshape(-1).nonzero().squeeze(-1).tolist()
+        shown = ", ".join(map(str, rows[:_SHOWN_ROWS])) + (", ..." if len(rows) > _SHOWN_ROWS else "")
+        raise ValueError(
+            f"target must be allowed by mask, which is True for classes that are; it is not in {len(rows)} of "
+            f"{is_wrong.numel()} rows: {shown}"
+        )
 
 
 def _reduce(loss: Tensor, is_counted: Tensor, reduction: str) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -13,12 +15,20 @@ from sparsum.simplex.arguments import (
     check_mask,
     check_scores,
     compute_dtype,
+    divide_by_temperature,
     round_to,
     rows_of_alpha,
 )
 
 
-def sparsemax(x: Tensor, dim: int = -1, *, k: int | None = None, mask: Tensor | None = None) -> Tensor:
+def sparsemax(
+    x: Tensor,
+    dim: int = -1,
+    *,
+    k: int | None = None,
+    mask: Tensor | None = None,
+    temperature: float | Tensor | None = None,
+) -> Tensor:
     r"""Euclidean projection of scores onto the probability simplex.
 
     .. math:: \operatorname{sparsemax}(x) = \arg\min_{p \in \triangle} \lVert p - x \rVert^2 = \max(x - \tau, 0)
@@ -31,6 +41,8 @@ def sparsemax(x: Tensor, dim: int = -1, *, k: int | None = None, mask: Tensor | 
     tensor([0.6000, 0.4000, 0.0000])
     >>> sparsemax(torch.tensor([1.0, 0.8, -0.5]), k=1)
     tensor([1., 0., 0.])
+    >>> sparsemax(torch.tensor([1.0, 0.8, -0.5]), temperature=4.0)
+    tensor([0.4750, 0.4250, 0.1000])
 
     Args:
         x: scores, of any shape. Entries of -inf get probability 0; a row of nothing else gets zeros and no gradient.
@@ -38,20 +50,26 @@ def sparsemax(x: Tensor, dim: int = -1, *, k: int | None = None, mask: Tensor | 
         dim: the dimension that sums to 1.
         k: the largest number of non-zeros.
         mask: True where an entry is allowed, broadcast to the shape of ``x``; the others get exactly 0. (The opposite of
-            a ``key_padding_mask``.) A large negative score is no mask: a row of nothing else would be uniform.
+            a ``key_padding_mask``.) A large negative score is not a mask: a row of nothing else would be uniform.
+        temperature: map ``x / temperature``. A positive number, or a tensor of such numbers, which receives a gradient:
+            broadcast to the rows, that is, to the shape of ``x`` without ``dim``, or with all dimensions of ``x`` and size 1
+            in ``dim``. The values of a tensor are checked on the CPU alone, since looking at them would wait for a GPU.
 
     Returns:
         Probabilities in the shape and dtype of ``x``, computed in float32 or better.
 
     Raises:
-        TypeError: if ``x`` is not a floating-point tensor, ``mask`` not a boolean one, or ``k`` not an int.
-        ValueError: if ``dim``, ``k`` or the shape of ``mask`` does not fit ``x``.
+        TypeError: if ``x`` or ``temperature`` is not of a floating-point dtype, ``mask`` is not a boolean tensor, or ``k``
+            is not an int.
+        ValueError: if ``dim``, ``k`` or a shape does not fit ``x``, or if ``temperature`` is not positive and finite.
 
     References:
         - From softmax to sparsemax (Martins & Astudillo, 2016), Algorithm 1, https://arxiv.org/abs/1602.02068
         - Efficient marginalization of discrete and structured latent variables via sparsity (Correia, Niculae, Aziz &
           Martins, 2020), section 3.1 for ``k``, https://arxiv.org/abs/2007.01919
     """
+    if temperature is not None:
+        return _map_divided(lambda scores: sparsemax(scores, dim, k=k, mask=mask), x, dim, temperature)
     if k is None:
         return _map(x, 2.0, dim, mask)
     check_scores(x)
@@ -63,7 +81,7 @@ def sparsemax(x: Tensor, dim: int = -1, *, k: int | None = None, mask: Tensor | 
     return rest.scatter(dim, best.indices, probs)
 
 
-def entmax15(x: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
+def entmax15(x: Tensor, dim: int = -1, *, mask: Tensor | None = None, temperature: float | Tensor | None = None) -> Tensor:
     r"""1.5-entmax: sparse like sparsemax, smooth like softmax.
 
     .. math:: \operatorname{entmax}_{1.5}(x) = \arg\max_{p \in \triangle} p^\top x + \tfrac43 \sum_i (p_i - p_i^{3/2})
@@ -76,21 +94,31 @@ def entmax15(x: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
         x: scores, of any shape; infinities and NaN as for `sparsemax`.
         dim: the dimension that sums to 1.
         mask: True where an entry is allowed, broadcast to the shape of ``x``; the others get exactly 0.
+        temperature: map ``x / temperature``, as for `sparsemax`.
 
     Returns:
         Probabilities in the shape and dtype of ``x``, computed in float32 or better.
 
     Raises:
-        TypeError: if ``x`` is not a floating-point tensor or ``mask`` not a boolean one.
-        ValueError: if ``dim`` or the shape of ``mask`` does not fit ``x``.
+        TypeError: if ``x`` or ``temperature`` is not of a floating-point dtype, or ``mask`` is not a boolean tensor.
+        ValueError: if ``dim`` or a shape does not fit ``x``, or if ``temperature`` is not positive and finite.
 
     References:
         - Sparse sequence-to-sequence models (Peters, Niculae & Martins, 2019), equation 10, https://arxiv.org/abs/1905.05702
     """
+    if temperature is not None:
+        return _map_divided(lambda scores: entmax15(scores, dim, mask=mask), x, dim, temperature)
     return _map(x, 1.5, dim, mask)
 
 
-def entmax(x: Tensor, alpha: float | Tensor, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
+def entmax(
+    x: Tensor,
+    alpha: float | Tensor,
+    dim: int = -1,
+    *,
+    mask: Tensor | None = None,
+    temperature: float | Tensor | None = None,
+) -> Tensor:
     r"""The family from softmax (:math:`\alpha = 1`) over 1.5-entmax to sparsemax (:math:`\alpha = 2`) and beyond.
 
     .. math:: \operatorname{entmax}_\alpha(x) = \arg\max_{p \in \triangle} p^\top x
@@ -112,19 +140,30 @@ def entmax(x: Tensor, alpha: float | Tensor, dim: int = -1, *, mask: Tensor | No
             values below 1 make their rows NaN instead of raising, since looking at them would wait for the device.
         dim: the dimension that sums to 1.
         mask: True where an entry is allowed, broadcast to the shape of ``x``; the others get exactly 0.
+        temperature: map ``x / temperature``, as for `sparsemax`.
 
     Returns:
         Probabilities in the shape and dtype of ``x``, computed in float64 unless alpha is the number 1.5 or 2.
 
     Raises:
-        TypeError: if ``x`` or ``alpha`` is not of a floating-point dtype, or ``mask`` not a boolean tensor.
-        ValueError: if ``alpha`` is below 1, or if ``dim`` or a shape does not fit ``x``.
+        TypeError: if ``x``, ``alpha`` or ``temperature`` is not of a floating-point dtype, or ``mask`` is not a boolean
+            tensor.
+        ValueError: if ``alpha`` is below 1, if ``temperature`` is not positive and finite, or if ``dim`` or a shape does not
+            fit ``x``.
 
     References:
         - Sparse sequence-to-sequence models (Peters, Niculae & Martins, 2019), https://arxiv.org/abs/1905.05702
         - Adaptively sparse transformers (Correia, Niculae & Martins, 2019), https://arxiv.org/abs/1909.00015
     """
+    if temperature is not None:
+        return _map_divided(lambda scores: entmax(scores, alpha, dim, mask=mask), x, dim, temperature)
     return _map(x, alpha, dim, mask)
+
+
+def _map_divided(mapping: Callable[[Tensor], Tensor], x: Tensor, dim: int, temperature: float | Tensor) -> Tensor:
+    """The mapping of scores over a temperature, rounded to their own dtype at the end alone."""
+    probs = mapping(divide_by_temperature(x, temperature, dim))
+    return probs if probs.dtype == x.dtype else round_to(probs.movedim(dim, -1), x.dtype).movedim(-1, dim)
 
 
 def _map(x: Tensor, alpha: float | Tensor, dim: int, mask: Tensor | None) -> Tensor:

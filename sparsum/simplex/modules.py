@@ -17,19 +17,24 @@ class Sparsemax(torch.nn.Module):
     Args:
         dim: the dimension that sums to 1.
         k: the largest number of non-zeros.
+        temperature: what scores are divided by: a number, or a tensor or `torch.nn.Parameter` that broadcasts to the rows. A
+            parameter is trained.
     """
 
-    def __init__(self, dim: int = -1, *, k: int | None = None) -> None:
+    temperature: float | Tensor | None
+
+    def __init__(self, dim: int = -1, *, k: int | None = None, temperature: float | Tensor | None = None) -> None:
         super().__init__()
+        _keep(self, temperature=temperature)
         self.dim, self.k = dim, k
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map scores to probabilities."""
-        return mappings.sparsemax(x, self.dim, k=self.k, mask=mask)
+        return mappings.sparsemax(x, self.dim, k=self.k, mask=mask, temperature=self.temperature)
 
     def extra_repr(self) -> str:
         """The arguments, for printing."""
-        return f"dim={self.dim}" if self.k is None else f"dim={self.dim}, k={self.k}"
+        return _shown(dim=self.dim, k=self.k, temperature=self.temperature)
 
 
 class Entmax15(torch.nn.Module):
@@ -37,19 +42,23 @@ class Entmax15(torch.nn.Module):
 
     Args:
         dim: the dimension that sums to 1.
+        temperature: as for `Sparsemax`.
     """
 
-    def __init__(self, dim: int = -1) -> None:
+    temperature: float | Tensor | None
+
+    def __init__(self, dim: int = -1, *, temperature: float | Tensor | None = None) -> None:
         super().__init__()
+        _keep(self, temperature=temperature)
         self.dim = dim
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map scores to probabilities."""
-        return mappings.entmax15(x, self.dim, mask=mask)
+        return mappings.entmax15(x, self.dim, mask=mask, temperature=self.temperature)
 
     def extra_repr(self) -> str:
         """The arguments, for printing."""
-        return f"dim={self.dim}"
+        return _shown(dim=self.dim, temperature=self.temperature)
 
 
 class Entmax(torch.nn.Module):
@@ -59,31 +68,42 @@ class Entmax(torch.nn.Module):
         alpha: a number, or a tensor or `torch.nn.Parameter` that broadcasts to the rows. A parameter is trained; for values
             that stay at least 1, parametrise it, for example with `torch.nn.utils.parametrize`.
         dim: the dimension that sums to 1.
+        temperature: as for `Sparsemax`.
     """
 
     alpha: float | Tensor
+    temperature: float | Tensor | None
 
-    def __init__(self, alpha: float | Tensor, dim: int = -1) -> None:
+    def __init__(self, alpha: float | Tensor, dim: int = -1, *, temperature: float | Tensor | None = None) -> None:
         super().__init__()
-        _keep_alpha(self, alpha)
+        _keep(self, alpha=alpha, temperature=temperature)
         self.dim = dim
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map scores to probabilities."""
-        return mappings.entmax(x, self.alpha, self.dim, mask=mask)
+        return mappings.entmax(x, self.alpha, self.dim, mask=mask, temperature=self.temperature)
 
     def extra_repr(self) -> str:
         """The arguments, for printing."""
-        shown = f"tensor of shape {tuple(self.alpha.shape)}" if isinstance(self.alpha, Tensor) else self.alpha
-        return f"alpha={shown}, dim={self.dim}"
+        return _shown(alpha=self.alpha, dim=self.dim, temperature=self.temperature)
 
 
-def _keep_alpha(module: Entmax | EntmaxLoss, alpha: float | Tensor) -> None:
+def _keep(module: torch.nn.Module, **values: float | Tensor | None) -> None:
     """Let a tensor move and be saved with the module, and a parameter be trained."""
-    if isinstance(alpha, Tensor) and not isinstance(alpha, torch.nn.Parameter):
-        module.register_buffer("alpha", alpha)
-    else:
-        module.alpha = alpha
+    for name, value in values.items():
+        if isinstance(value, Tensor) and not isinstance(value, torch.nn.Parameter):
+            module.register_buffer(name, value)
+        else:
+            setattr(module, name, value)
+
+
+def _shown(**values: object) -> str:
+    """Arguments as they are printed, without those that are None."""
+    return ", ".join(
+        f"{name}=tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{name}={value}"
+        for name, value in values.items()
+        if value is not None
+    )
 
 
 class SparsemaxLoss(torch.nn.Module):
@@ -97,9 +117,9 @@ class SparsemaxLoss(torch.nn.Module):
         super().__init__()
         self.reduction, self.ignore_index = reduction, ignore_index
 
-    def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        """The loss of scores against class indices or probabilities."""
-        return losses.sparsemax_loss(x, target, reduction=self.reduction, ignore_index=self.ignore_index)
+    def forward(self, x: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The loss of scores against class indices or probabilities, among the classes that a mask allows."""
+        return losses.sparsemax_loss(x, target, mask=mask, reduction=self.reduction, ignore_index=self.ignore_index)
 
 
 class Entmax15Loss(torch.nn.Module):
@@ -109,9 +129,9 @@ class Entmax15Loss(torch.nn.Module):
         super().__init__()
         self.reduction, self.ignore_index = reduction, ignore_index
 
-    def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        """The loss of scores against class indices or probabilities."""
-        return losses.entmax15_loss(x, target, reduction=self.reduction, ignore_index=self.ignore_index)
+    def forward(self, x: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The loss of scores against class indices or probabilities, among the classes that a mask allows."""
+        return losses.entmax15_loss(x, target, mask=mask, reduction=self.reduction, ignore_index=self.ignore_index)
 
 
 class EntmaxLoss(torch.nn.Module):
@@ -121,9 +141,9 @@ class EntmaxLoss(torch.nn.Module):
 
     def __init__(self, alpha: float | Tensor, *, reduction: str = "mean", ignore_index: int = -100) -> None:
         super().__init__()
-        _keep_alpha(self, alpha)
+        _keep(self, alpha=alpha)
         self.reduction, self.ignore_index = reduction, ignore_index
 
-    def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        """The loss of scores against class indices or probabilities."""
-        return losses.entmax_loss(x, target, self.alpha, reduction=self.reduction, ignore_index=self.ignore_index)
+    def forward(self, x: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The loss of scores against class indices or probabilities, among the classes that a mask allows."""
+        return losses.entmax_loss(x, target, self.alpha, mask=mask, reduction=self.reduction, ignore_index=self.ignore_index)

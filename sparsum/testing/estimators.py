@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from sparsum.estimators import AbstractEstimator, Estimate
-from sparsum.estimators.problem import Loss
 from sparsum.structures import AbstractStructure, Bits, Groups, OneOf, Scores
 from sparsum.structures import Sequence as Tags
 from sparsum.structures.scores import as_tuple, flatten, unflatten
 from sparsum.testing.report import Report
+
+#: A loss of packed assignments and their rows.
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 #: The number of features of the context that `check_estimator` gives.
 CONTEXT_SIZE = 2

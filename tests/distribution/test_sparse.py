@@ -240,6 +240,58 @@ def test_divergence_to_independent_bernoullis() -> None:
     assert kl_divergence(certain, Independent(Bernoulli(probs=torch.tensor([[0.0, 0.0]])), 1)).tolist() == [torch.inf]
 
 
+def groups(*shape: int, seed: int = 0) -> sp.SparseDistribution:
+    """Over three groups of four categories, five atoms per row."""
+    scores = torch.randn(*shape, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return sp.topk_sparsemax(0.2 * scores, sp.Groups(3, 4), 5)
+
+
+@pytest.mark.parametrize("by_probs", [False, True])
+def test_divergence_to_independent_categories(by_probs: bool) -> None:
+    q = groups(2, 5)
+    logits = torch.randn(5, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(6)).requires_grad_()
+
+    def prior(logits: Tensor) -> Independent[Any]:
+        return Independent(Categorical(probs=logits.softmax(-1)) if by_probs else Categorical(logits=logits), 1)
+
+    found = kl_divergence(q, prior(logits))
+    total = torch.zeros(10, dtype=torch.float64)
+    for atom, prob, row in zip(q.atoms, q.probs, q.row, strict=True):
+        total[row] += prob * (prob.log() - prior(logits).log_prob(atom)[row % 5])
+    torch.testing.assert_close(found, total.reshape(2, 5))
+    assert gradcheck(lambda logits: kl_divergence(q, prior(logits)), (logits,))
+    assert kl_divergence(q[0, 0], prior(logits[:1])).shape == (1,)
+    (gradient,) = torch.autograd.grad(kl_divergence(groups(2, 5), prior(logits)).sum(), logits)
+    assert gradient.isfinite().all()
+
+
+def test_divergence_to_independent_categories_with_zeros() -> None:
+    q = sp.SparseDistribution(
+        torch.tensor([[0, 1], [1, 1], [1, 0]]),
+        torch.tensor([0.5, 0.5, 1.0]),
+        torch.tensor([0, 0, 1]),
+        structure=sp.Groups(2, 2),
+    )
+    probs = torch.tensor([[0.0, 1.0], [0.5, 0.5]])
+    for base in (Categorical(probs=probs), Categorical(logits=probs.log())):
+        assert kl_divergence(q, Independent(base, 1)).tolist() == pytest.approx([torch.inf, math.log(2)])
+    # Torch computes clamped logits when it is asked for them, and would expand those.
+    base = Categorical(probs=probs)
+    assert base.logits.isfinite().all()
+    assert kl_divergence(q, Independent(base, 1)).tolist() == pytest.approx([torch.inf, math.log(2)])
+
+
+def test_divergence_to_independent_categories_that_do_not_fit() -> None:
+    q = groups(2)
+    with pytest.raises(ValueError, match=r"over Groups\(n_groups=3, n_each=4\) .* Categoricals over 5 categories"):
+        kl_divergence(q, Independent(Categorical(logits=torch.zeros(3, 5)), 1))
+    with pytest.raises(ValueError, match=r"event shapes \(3,\) and \(2,\) differ"):
+        kl_divergence(q, Independent(Categorical(logits=torch.zeros(2, 4)), 1))
+    matching = sp.sparsemap(torch.zeros(2, 2), sp.Matching(2))
+    with pytest.raises(NotImplementedError, match=r"over Matching\(n=2, m=2\) to Independent\(Categorical\)"):
+        kl_divergence(matching, Independent(Categorical(logits=torch.zeros(2, 2)), 1))
+
+
 def test_divergence_between_sparse_distributions() -> None:
     first = torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.3, 0.5], [1.0, 0.0, 0.0]])
     second = torch.tensor([[0.9, 0.1, 0.0], [0.5, 0.5, 0.0], [0.5, 0.0, 0.5]])
@@ -439,16 +491,3 @@ def test_bad_input_is_named(call: Callable[[], Any], error: type[Exception], mes
     with pytest.raises(error) as caught:
         call()
     assert message in str(caught.value)
-
-
-def test_embeddings_of_groups_with_a_table_each() -> None:
-    generator = torch.Generator().manual_seed(0)
-    weight, z = torch.randn(4, 5, 3, generator=generator), torch.randint(0, 5, (7, 4), generator=generator)
-    by_index = sp.embed(z, weight)
-    by_hand = torch.stack([torch.stack([weight[g, z[i, g]] for g in range(4)]) for i in range(7)])
-    torch.testing.assert_close(by_index, by_hand)
-    torch.testing.assert_close(sp.embed(sp.Groups(4, 5).vectors(z), weight), by_hand)
-    with pytest.raises(ValueError, match=r"z must have shape \(\*batch, 4, 5\) .* got \(7, 5\)"):
-        sp.embed(torch.zeros(7, 5), weight)
-    with pytest.raises(ValueError, match=r"z must have shape \(\*batch, 4\) .* got \(7, 3\)"):
-        sp.embed(z[:, :3], weight)

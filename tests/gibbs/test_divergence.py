@@ -96,6 +96,41 @@ def test_to_torchs_distributions(by_probs: bool) -> None:
     torch.testing.assert_close(kl_divergence(q, bits), wanted)
 
 
+@pytest.mark.parametrize("by_probs", [False, True])
+def test_to_independent_categories(by_probs: bool) -> None:
+    scores, others = (
+        torch.randn(2, 3, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(i)) for i in (0, 1)
+    )
+
+    def prior(logits: Tensor) -> Independent[Categorical]:
+        return Independent(Categorical(probs=logits.softmax(-1)) if by_probs else Categorical(logits=logits), 1)
+
+    q = sp.Gibbs(scores, sp.Groups(4, 5))
+    wanted = kl_divergence(Independent(Categorical(logits=scores), 1), prior(others))
+    torch.testing.assert_close(kl_divergence(q, prior(others)), wanted)
+    wanted = kl_divergence(Independent(Categorical(logits=scores), 1), prior(others[1, 2]))
+    torch.testing.assert_close(kl_divergence(q, prior(others[1, 2])), wanted)
+    inputs = scores[0].requires_grad_(), others[0].requires_grad_()
+    assert gradcheck(lambda s, o: kl_divergence(sp.Gibbs(s, sp.Groups(4, 5)), prior(o)), inputs)
+
+
+def test_true_zeros_of_independent_categories() -> None:
+    scores = torch.tensor([[[0.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, -torch.inf]]]).requires_grad_()
+    q = sp.Gibbs(scores, sp.Groups(2, 2))
+    probs = torch.tensor([[0.5, 0.5], [1.0, 0.0]])
+    by_probs, by_logits = Categorical(probs=probs), Categorical(logits=probs.log())
+    assert by_probs.logits.isfinite().all()  # clamped by torch, and not to be taken
+    for base in (by_probs, by_logits):
+        divergence = kl_divergence(q, Independent(base, 1))
+        assert divergence.tolist() == [math.inf, 0.0]
+        (gradient,) = torch.autograd.grad(divergence[1], scores, retain_graph=True)
+        assert not gradient.any()
+    with pytest.raises(ValueError, match=r"over Groups\(n_groups=2, n_each=2\) .* Categoricals over 3 categories"):
+        kl_divergence(q, Independent(Categorical(logits=torch.zeros(2, 3)), 1))
+    with pytest.raises(NotImplementedError, match=r"Independent\(Categorical\)"):
+        kl_divergence(sp.Gibbs(torch.zeros(2, 2), sp.Sequence(2, 2)), Independent(by_logits, 1))
+
+
 def test_true_zeros_of_torchs_distributions() -> None:
     scores = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, -torch.inf]]).requires_grad_()
     for peer in (Categorical(probs=torch.tensor([0.5, 0.5, 0.0])), Categorical(logits=torch.tensor([0, 0, -torch.inf]))):

@@ -171,3 +171,84 @@ def test_bad_input_is_named(call: Callable[[], Tensor], error: type[Exception], 
     with pytest.raises(error) as caught:
         call()
     assert message in str(caught.value)
+
+
+def masks(seed: int = 3) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores of 6 rows, a mask that allows 2 to 5 of 5 classes, and a target that it allows."""
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.rand(6, 5, generator=generator) < 0.6
+    mask[torch.arange(6), torch.arange(6) % 5] = mask[torch.arange(6), (torch.arange(6) + 2) % 5] = True
+    return scores(6, 5, seed=seed), mask, torch.arange(6) % 5
+
+
+@every_alpha
+def test_masked_classes_are_left_out(alpha: float) -> None:
+    """The loss and its gradient are those of the allowed classes alone, whatever the others hold."""
+    x, mask, target = masks()
+    assert not mask.all(-1).all()
+    soft = torch.softmax(scores(6, 5, seed=4).masked_fill(~mask, -torch.inf), -1)
+    noisy = torch.where(mask, x, torch.tensor([torch.nan, torch.inf, 1e30, -torch.inf, 7.0]).double()).requires_grad_()
+    for goal in (target, soft):
+        each = sp.entmax_loss(noisy, goal, alpha, mask=mask, reduction="none")
+        (gradient,) = torch.autograd.grad(each.sum(), noisy)
+        assert not gradient[~mask].any()
+        for row in range(6):
+            few = x[row, mask[row]].clone().requires_grad_()
+            index = mask[row, : target[row]].sum()
+            wanted = sp.entmax_loss(few, index if goal is target else soft[row, mask[row]], alpha)
+            torch.testing.assert_close(each[row], wanted)
+            torch.testing.assert_close(gradient[row, mask[row]], torch.autograd.grad(wanted, few)[0])
+
+
+@every_alpha
+def test_derivatives_with_a_mask(alpha: float) -> None:
+    x, mask, target = masks()
+    soft = torch.softmax(scores(6, 5, seed=4).masked_fill(~mask, -torch.inf), -1)
+    x.requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: sp.entmax_loss(x, target, alpha, mask=mask, reduction="none"), (x,))
+    (gradient,) = torch.autograd.grad(sp.entmax_loss(x, soft.requires_grad_(), alpha, mask=mask), soft)
+    assert gradient.isfinite().all()
+    assert not gradient[~mask].any()
+
+
+def test_masks_broadcast_and_ignored_rows_need_no_class() -> None:
+    x = scores(2, 3, 4)
+    mask, target = torch.tensor([True, True, False, True]), torch.tensor([[0, 1, 3], [0, 0, -100]])
+    each = sp.sparsemax_loss(x, target, mask=mask, reduction="none")
+    torch.testing.assert_close(each, sp.sparsemax_loss(x, target, mask=mask.expand(2, 3, 4), reduction="none"))
+    nothing = mask.expand(2, 3, 4).clone()
+    nothing[1, 2] = False
+    torch.testing.assert_close(sp.sparsemax_loss(x, target, mask=nothing, reduction="none"), each)
+    torch.testing.assert_close(sp.SparsemaxLoss(reduction="none")(x, target, mask), each)
+    torch.testing.assert_close(sp.EntmaxLoss(2.0, reduction="none")(x, target, mask=mask), each)
+    wanted = sp.entmax15_loss(x, target, mask=mask)
+    torch.testing.assert_close(sp.Entmax15Loss()(x, target, mask), wanted)
+
+
+def test_a_target_that_is_masked_out() -> None:
+    x, mask = scores(3, 4), torch.tensor([True, True, False, True])
+    with pytest.raises(ValueError, match=r"target must be allowed by mask.* 2 of 3 rows: 0, 2"):
+        sp.sparsemax_loss(x, torch.tensor([2, 0, 2]), mask=mask)
+    with pytest.raises(ValueError, match=r"target must be allowed by mask.* 3 of 3 rows: 0, 1, 2"):
+        sp.sparsemax_loss(x, torch.full((3, 4), 0.25).double(), mask=mask)
+    with pytest.raises(TypeError, match=r"mask must be a tensor of dtype torch.bool"):
+        sp.sparsemax_loss(x, torch.tensor([0, 0, 0]), mask=mask.long())
+    with pytest.raises(ValueError, match=r"mask must broadcast to the shape of x, \(3, 4\), got \(3,\)"):
+        sp.sparsemax_loss(x, torch.tensor([0, 0, 0]), mask=mask[:3])
+
+
+def test_a_target_that_is_masked_out_where_one_may_not_look() -> None:
+    """Infinite, with the gradient of the allowed classes and none for the others."""
+    x, mask, target = scores(3, 4).requires_grad_(), torch.tensor([True, True, False, True]), torch.tensor([2, 0, 1])
+
+    def loss(x: Tensor, target: Tensor) -> Tensor:
+        return sp.sparsemax_loss(x, target, mask=mask, reduction="none")
+
+    wanted = [loss(x[row], target[row]) for row in (1, 2)]
+    compiled = torch.compile(loss, backend="eager", fullgraph=True)
+    for each in (torch.func.vmap(loss)(x, target), compiled(x, target)):
+        assert each[0] == torch.inf
+        torch.testing.assert_close(each[1:], torch.stack(wanted))
+        (gradient,) = torch.autograd.grad(each.sum(), x)
+        assert gradient.isfinite().all()
+        assert not gradient[:, 2].any()

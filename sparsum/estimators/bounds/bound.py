@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparsum.arguments import check_generator, check_int
-from sparsum.estimators.problem import Loss
+from sparsum.distribution.loss import Loss, check_loss
 from sparsum.estimators.revalued import Revalued
 from sparsum.inference import require_structure
 from sparsum.structures import AbstractStructure, BoundScores, Scores
@@ -54,7 +54,6 @@ def bind(
     """Check the arguments of a bound, and bind its scores; k is ``least`` at least."""
     require_structure(structure)
     check_int("k", k, least=least)
-    if not callable(log_joint):
-        raise TypeError(f"log_joint must be a function of atoms and rows, got {type(log_joint).__name__}")
+    check_loss("log_joint", log_joint)
     check_generator(generator)
     return structure.bind(scores, mask=mask, temperature=temperature)

@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
+from sparsum.distribution.loss import Loss, call_for_numbers
 from sparsum.estimators.bounds.bound import Bound, bind, shaped
 from sparsum.estimators.members import count_up_to
 from sparsum.estimators.noise import exponential
-from sparsum.estimators.problem import Loss, checked_values
 from sparsum.gibbs import Gibbs
 from sparsum.structures import AbstractStructure, Scores
 from sparsum.tensors import tensor_cache
@@ -86,7 +86,7 @@ def distinct_bound(
         drawn, is_kept, log_until = _all_allowed(q, k) if is_small else _first_different(q, k, generator)
     packed = bound.pack(is_kept, bound.is_unusable | q.model.is_empty, most=min(k, is_kept.shape[1]))
     atoms, segments = packed.take(drawn), packed.segments
-    log_joints = segments.clear_padding(checked_values("log_joint", log_joint, atoms, segments.row))
+    log_joints = segments.clear_padding(call_for_numbers("log_joint", log_joint, atoms, segments.row, bound.n_rows))
     log_probs = segments.clear_padding(q.model.log_prob(atoms, segments.row))
     with torch.no_grad():
         log_weights = log_joints - log_inclusion(log_probs, log_until[segments.row]).to(log_joints.dtype)

@@ -12,8 +12,8 @@ import math
 import torch
 from torch import Tensor
 
+from sparsum.distribution.loss import Loss, call_for_numbers
 from sparsum.estimators.bounds.bound import Bound, bind, shaped
-from sparsum.estimators.problem import Loss, checked_values
 from sparsum.gibbs import Gibbs
 from sparsum.structures import AbstractStructure, BoundScores, Scores
 
@@ -192,7 +192,7 @@ def _weigh(bound: BoundScores, log_joint: Loss, k: int, generator: torch.Generat
     """The logarithms of weights and of probabilities of k samples for each row: (k, n_rows) each."""
     q = Gibbs.from_bound(bound)
     atoms, row = q.model.sample(k, generator).transpose(0, 1).flatten(0, 1), bound.row(k)
-    joint = checked_values("log_joint", log_joint, atoms, row)
+    joint = call_for_numbers("log_joint", log_joint, atoms, row, bound.n_rows)
     log_probs = q.model.log_prob(atoms, row).to(joint.dtype)
     weights = joint - log_probs
     return weights.reshape(bound.n_rows, k).T, log_probs.reshape(bound.n_rows, k).T

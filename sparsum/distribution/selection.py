@@ -1,0 +1,73 @@
+"""Some rows of a packed batch, some atoms of each row, and the same batch on another device."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+
+from sparsum.segments import Segments, positions_of, read_sizes
+from sparsum.structures import AbstractStructure
+
+
+def take_rows(
+    atoms: Tensor,  # shape: (n_atoms, *event_shape)
+    probs: Tensor,  # shape: (n_atoms,)
+    segments: Segments,
+    source: Tensor,  # shape: (n_taken,), int64
+    n_atoms: int | None = None,
+) -> tuple[Tensor, Tensor, Segments]:
+    """The atoms, probabilities and segments of the rows ``source``, in any order and repeatedly.
+
+    The number of atoms in all of them is read from the device, unless it is known.
+    """
+    lengths = segments.lengths[source]
+    if n_atoms is None:
+        (n_atoms,) = read_sizes(lengths.sum(), most=len(source) * len(atoms))
+    taken = Segments.from_lengths(lengths, n_atoms, is_padded=segments.is_padded)
+    offset = torch.arange(n_atoms, device=probs.device) - taken.starts[taken.row]
+    place = segments.starts[source][taken.row] + offset
+    place = place.clamp(max=len(atoms) - 1) if taken.is_padded else place
+    return atoms[place], taken.clear_padding(_at(probs, place)), taken
+
+
+def keep_best(
+    atoms: Tensor,  # shape: (n_atoms, *event_shape)
+    probs: Tensor,  # shape: (n_atoms,)
+    segments: Segments,
+    k: int,
+) -> tuple[Tensor, Tensor, Segments]:
+    """The k most probable atoms of each row, the first among equals, in their order, with probabilities that sum to 1."""
+    if isinstance(k, bool) or not isinstance(k, int):
+        raise TypeError(f"k must be an int, got {type(k).__name__}")
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
+    # By probability within each row: the second sort keeps the order of the first.
+    by_prob = probs.detach().argsort(descending=True, stable=True)
+    order = by_prob[segments.row[by_prob].argsort(stable=True)]
+    rank = torch.arange(len(probs), device=probs.device) - segments.starts[segments.row]
+    lengths = segments.lengths.clamp(max=k)
+    is_kept = torch.empty_like(rank, dtype=torch.bool).scatter_(0, order, rank < lengths[segments.row])
+    (n_kept,) = read_sizes(lengths.sum(), most=min(len(probs), k * segments.n_rows))
+    place = positions_of(is_kept, n_kept)
+    kept = Segments.from_lengths(lengths, n_kept, is_padded=segments.is_padded)
+    found = kept.clear_padding(_at(probs, place))
+    # A row that loses nothing keeps its probabilities to the last digit.
+    is_cut = (segments.lengths > k)[kept.row]
+    return atoms[place], torch.where(is_cut, found / kept.spread(kept.sum(found)), found), kept
+
+
+def to_device(structure: AbstractStructure | None, device: torch.device) -> AbstractStructure | None:
+    """The structure with its lengths, if it has any, on a device."""
+    lengths = getattr(structure, "lengths", None)
+    if not isinstance(lengths, Tensor) or lengths.device == device:
+        return structure
+    moved = copy.copy(structure)  # without the checks of `dataclasses.replace`, which would wait for the device
+    object.__setattr__(moved, "lengths", lengths.to(device))
+    return moved
+
+
+def _at(probs: Tensor, place: Tensor) -> Tensor:
+    """Entries of a vector; of two ways, the one whose gradient is deterministic on a GPU, or fast on a CPU."""
+    return probs[place] if probs.is_cuda else probs.index_select(0, place)

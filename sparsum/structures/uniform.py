@@ -1,0 +1,199 @@
+"""Draws of assignments that are all equally probable."""
+
+# ruff: noqa: ARG001 (the function that others are registered with has their arguments)
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from sparsum.structures.abstract import AbstractStructure
+from sparsum.structures.bits import Bits, Budget, Subset
+from sparsum.structures.enumerated import Enumerated
+from sparsum.structures.groups import Groups
+from sparsum.structures.matching import Matching
+from sparsum.structures.one_of import OneOf
+from sparsum.structures.sequence import Sequence
+from sparsum.structures.tree import Tree
+
+# What says which assignments a structure has.
+_MEANING = ("argmax", "_best", "topk", "log_count")
+
+
+@functools.singledispatch
+def sample_uniform(
+    structure: AbstractStructure,
+    n: int,
+    *,
+    generator: torch.Generator | None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Independent draws from all assignments of a structure, each with the same probability: (n, *event_shape).
+
+    Register a function for a structure of your own:
+
+    >>> import dataclasses, sparsum as sp
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class AtMostOne(sp.AbstractStructure):  # of n bits
+    ...     n: int
+    ...     def argmax(self, scores):
+    ...         raise NotImplementedError  # not needed here
+    >>> @sample_uniform.register
+    ... def _(structure: AtMostOne, n, *, generator, device, dtype):
+    ...     chosen = torch.randint(structure.n + 1, (n,), generator=generator, device=device)
+    ...     return torch.nn.functional.one_hot(chosen, structure.n + 1)[:, 1:].to(dtype)
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> draws = sample_uniform(AtMostOne(3), 4000, generator=generator, device=torch.device("cpu"), dtype=torch.float32)
+    >>> draws.shape, bool(((draws.mean(0) - 1 / 4).abs() < 0.03).all())
+    (torch.Size([4000, 3]), True)
+
+    Args:
+        structure: the set of assignments.
+        n: how many to draw.
+        generator: the source of randomness, torch's global one if None; of the same device.
+        device: where the draws are to be.
+        dtype: of atoms that are bits; indices are int64.
+
+    Raises:
+        TypeError: if no function is registered for the structure.
+        ValueError: if its examples have different lengths.
+    """
+    _raise_unknown(structure)
+
+
+def _raise_unknown(structure: object) -> NoReturn:
+    name = type(structure).__name__
+    raise TypeError(
+        f"{structure!r} does not say how to draw from it uniformly: register a function for {name} with "
+        "@sparsum.structures.uniform.sample_uniform.register"
+    )
+
+
+Draw = Callable[..., Tensor]
+
+
+def _register(kind: type[AbstractStructure]) -> Callable[[Draw], Draw]:
+    """Register a function for one kind of structure, and for derived ones that have the same assignments."""
+
+    def register(draw: Draw) -> Draw:
+        @sample_uniform.register(kind)
+        def checked(structure: Any, n: int, **options: Any) -> Tensor:
+            if any(getattr(type(structure), name, None) is not getattr(kind, name, None) for name in _MEANING):
+                _raise_unknown(structure)
+            if getattr(structure, "lengths", None) is not None:
+                raise ValueError("examples of different lengths have no uniform distribution in common")
+            return draw(structure, n, **options)
+
+        return draw
+
+    return register
+
+
+@_register(OneOf)
+def _one_of(structure: OneOf, n: int, *, generator: torch.Generator | None, device: torch.device, **_: Any) -> Tensor:
+    return torch.randint(structure.n, (n,), generator=generator, device=device)
+
+
+@_register(Enumerated)
+def _enumerated(
+    structure: Enumerated, n: int, *, generator: torch.Generator | None, device: torch.device, **_: Any
+) -> Tensor:
+    return torch.randint(len(structure), (n,), generator=generator, device=device)
+
+
+@_register(Groups)
+@_register(Sequence)
+def _independent(
+    structure: Groups | Sequence, n: int, *, generator: torch.Generator | None, device: torch.device, **_: Any
+) -> Tensor:
+    length, n_choices = structure.score_shape
+    return torch.randint(n_choices, (n, length), generator=generator, device=device)
+
+
+@_register(Bits)
+def _bits(structure: Bits, n: int, *, generator: torch.Generator | None, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return torch.randint(2, (n, structure.n), generator=generator, device=device).to(dtype)
+
+
+@_register(Subset)
+def _subset(
+    structure: Subset, n: int, *, generator: torch.Generator | None, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    return (_permutations(n, structure.n, generator, device) < structure.k).to(dtype)
+
+
+@_register(Budget)
+def _budget(
+    structure: Budget, n: int, *, generator: torch.Generator | None, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """The number of ones first, in proportion to the number of vectors that have so many, then these."""
+    ends = torch.tensor(_shares(structure.n, structure.most), dtype=torch.float64, device=device)
+    uniform = torch.rand(n, 1, generator=generator, device=device, dtype=torch.float64)
+    counts = torch.searchsorted(ends, uniform, right=True).clamp(max=structure.most)
+    return (_permutations(n, structure.n, generator, device) < counts).to(dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _shares(n: int, most: int) -> tuple[float, ...]:
+    """The shares of the vectors with at most 0, 1, ... ``most`` ones among all of these."""
+    totals = list(itertools.accumulate(math.comb(n, count) for count in range(most + 1)))
+    return tuple(total / totals[-1] for total in totals)  # quotients of integers of any size, rounded once
+
+
+@_register(Matching)
+def _matching(structure: Matching, n: int, *, generator: torch.Generator | None, device: torch.device, **_: Any) -> Tensor:
+    """The first columns of a random permutation."""
+    n_rows, n_columns = structure.score_shape
+    return _permutations(n, n_columns, generator, device)[:, :n_rows]
+
+
+def _permutations(n: int, size: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
+    """Random permutations: (n, size); equal numbers, which would prefer some, occur once in 2**53 pairs."""
+    return torch.rand(n, size, generator=generator, device=device, dtype=torch.float64).argsort(-1)
+
+
+@_register(Tree)
+def _tree(structure: Tree, n: int, *, generator: torch.Generator | None, device: torch.device, **_: Any) -> Tensor:
+    """A tree over the words, any of them its root; or over the words and one more node, which becomes the root."""
+    words = torch.arange(structure.n, device=device)
+    if structure.single_root:
+        return _rooted_trees(n, structure.n, generator, device)
+    heads = _rooted_trees(n, structure.n + 1, generator, device)
+    # The root and the last node change names: of all trees with that root, this makes those with the last node as root.
+    nodes = torch.arange(structure.n + 1, device=device)
+    root, last = heads.eq(nodes).long().argmax(-1, keepdim=True), structure.n
+    other_names = torch.where(nodes == root, last, torch.where(nodes == last, root, nodes))
+    renamed = other_names.gather(1, heads.gather(1, other_names))[:, :-1]
+    return torch.where(renamed == last, words, renamed)
+
+
+def _rooted_trees(n: int, size: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
+    """Uniform rooted trees on labelled nodes: the head of each node, of the root the root itself, (n, size).
+
+    By Joyal's bijection between maps of the nodes to themselves and trees with two marked nodes, which may be the same. The
+    nodes that lie on cycles of a map, c_1 < ... < c_m, are permuted by it; their images in this order, f(c_1), ..., f(c_m),
+    become the path between the marked nodes, the last of which is the root here. All others have their image as head.
+
+    References:
+        - Une théorie combinatoire des séries formelles (Joyal, 1981), https://doi.org/10.1016/0001-8708(81)90052-9
+    """
+    image = torch.randint(size, (n, size), generator=generator, device=device)
+    after_many = image
+    for _ in range(math.ceil(math.log2(size)) if size > 1 else 0):
+        after_many = after_many.gather(1, after_many)
+    # After so many steps as there are nodes, only cycles are left.
+    is_cyclic = torch.zeros_like(image, dtype=torch.bool).scatter_(1, after_many, True)
+    node = torch.arange(size, device=device).expand(n, size)
+    from_here = torch.where(is_cyclic, node, size).flip(-1).cummin(-1).values.flip(-1)
+    following = torch.cat([from_here[:, 1:], torch.full_like(from_here[:, :1], size)], 1)
+    is_last = following == size
+    next_image = torch.where(is_last, image, image.gather(1, following.clamp(max=size - 1)))
+    # A column more than there are nodes takes what is not on a cycle.
+    heads = torch.cat([image, image[:, :1]], 1)
+    return heads.scatter(1, torch.where(is_cyclic, image, size), next_image)[:, :-1]
