@@ -98,9 +98,9 @@ class SummedModel(AbstractModel):
 
     def __init__(self, bound: BoundScores) -> None:
         self.bound = bound
-        self.choices, self.log_sum, totals, offset = self._sums(bound)
-        self.log_partition = self.log_sum + totals + offset
-        self.is_empty = ~((self.log_sum + totals).detach() > FORBIDDEN / 2)
+        self.choices, self.log_sum, totals, is_closed = self._sums(bound)
+        self.log_partition = self.log_sum + totals
+        self.is_empty = is_closed | ~(self.log_sum.detach() > FORBIDDEN / 2)
 
     def log_prob(self, atoms: Tensor, row: Tensor) -> Tensor:
         """The score of the atoms less the logarithm of the sum; -inf for what is not an assignment."""
@@ -129,22 +129,20 @@ class SummedModel(AbstractModel):
         return difference.sum(-1) - self.log_sum + other.log_sum
 
     def _sums(self, bound: BoundScores) -> tuple[BoundScores, Tensor, Tensor, Tensor]:
-        r"""The logarithms of :math:`\pi` and of S, and two terms that make log S the logarithm of Z: (n_rows,) each.
-
-        The first is low where a group allows nothing, the second is the sum of the largest scores.
-        """
+        r"""The logarithms of :math:`\pi` and of S, what makes log S the logarithm of Z, and whether a group allows nothing."""
         flat, group_size = bound.flat.double(), bound.structure.group_size
-        totals = offset = flat.new_zeros(len(flat))
+        totals, is_closed = flat.new_zeros(len(flat)), torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
         if group_size is None:
             flat = finite(flat)
         else:
             groups, peak = shifted(flat.unflatten(-1, (-1, group_size)))
-            totals, offset = groups.logsumexp(-1).sum(-1), peak.sum((-1, -2))
+            sums = groups.logsumexp(-1)
+            totals, is_closed = (sums + peak.squeeze(-1)).sum(-1), (sums.detach() < FORBIDDEN / 2).any(-1)
             flat = groups.log_softmax(-1).flatten(1)
         choices = bound.with_flat(infinite(flat))
         log_sum = bound.structure.log_partition(choices.scores)
         log_sum = torch.where(log_sum == -torch.inf, FORBIDDEN, log_sum)
-        return bound.with_flat(flat), log_sum, totals, offset
+        return bound.with_flat(flat), log_sum, totals, is_closed
 
     def _mean(self) -> Tensor:
         """The mean vectors, the derivative of the log-partition function by the scores: (n_rows, n_parts)."""
