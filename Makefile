@@ -40,6 +40,7 @@ format: $(READY) ## Format and fix what can be fixed
 
 bench: $(READY) ## Benchmarks against peers, on one CPU thread
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --requirement benchmarks/requirements.txt
+	$(BIN)/python -m benchmarks.imports
 	$(BIN)/python -m benchmarks.simplex
 	$(BIN)/python -m benchmarks.expect
 	$(BIN)/python -m benchmarks.sparsemap

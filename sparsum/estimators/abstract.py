@@ -15,6 +15,7 @@ from torch.distributions import Distribution
 from sparsum.distribution.generator import check_generator
 from sparsum.estimators.problem import Loss, Problem
 from sparsum.estimators.revalued import Revalued
+from sparsum.estimators.uncompiled import leave_uncompiled
 from sparsum.gibbs.gibbs import GIBBS_STRUCTURES
 from sparsum.structures import AbstractStructure
 from sparsum.structures.parts import Scores
@@ -91,8 +92,6 @@ class AbstractEstimator(torch.nn.Module, ABC):
     def n_calls(self, structure: AbstractStructure) -> int | None:
         """How often the loss is evaluated for each element of a batch; None if that depends on the scores."""
 
-    # Not compiled: a compiled graph would see baselines after their update, and hide what a loss depends on.
-    @torch.compiler.disable
     def forward(
         self,
         scores: Scores,  # shape: (*batch, *score_shape)
@@ -162,6 +161,10 @@ class AbstractEstimator(torch.nn.Module, ABC):
             raise TypeError(
                 f"{type(self).__name__} takes {taken}, got {structure!r}; these take it: {', '.join(_takers(structure))}"
             )
+
+
+# A compiled graph would see baselines after their update, and hide what a loss depends on.
+leave_uncompiled(AbstractEstimator, "forward")
 
 
 def _check_estimate(found: Estimate, problem: Problem) -> None:

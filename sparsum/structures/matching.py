@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from sparsum.structures.sized import AbstractSized, check_size
@@ -79,6 +78,8 @@ class Matching(AbstractSized):
 
 def _best_columns(matrix: Tensor) -> Tensor:
     """The columns of the best matching for one matrix; where none is allowed, those of some matching."""
+    from scipy.optimize import linear_sum_assignment  # here, since it takes a third of the time of importing torch
+
     try:
         _, columns = linear_sum_assignment(matrix.numpy(), maximize=True)
     except ValueError:  # infeasible; or a NaN, for which there is no best
