@@ -18,11 +18,12 @@ $(READY): pyproject.toml experiments/pyproject.toml constraints.txt
 demo: $(READY) ## The paper's three experiments on scikit-learn's digits: sparse sums beside dense sums and sampling
 	$(BIN)/sparsum demo
 
-check: $(READY) ## Format, lint, types and import contracts
+check: $(READY) ## Format, lint, types, import contracts and private names
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m tools.private_names sparsum experiments/sparsum_experiments tests examples benchmarks tools
 
 test: check ## All checks, and all tests that need neither a browser nor minutes each
 	$(BIN)/python -m pytest --numprocesses=2 --quiet
@@ -40,6 +41,7 @@ format: $(READY) ## Format and fix what can be fixed
 
 bench: $(READY) ## Benchmarks against peers, on one CPU thread
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --requirement benchmarks/requirements.txt
+	$(BIN)/python -m benchmarks.imports
 	$(BIN)/python -m benchmarks.simplex
 	$(BIN)/python -m benchmarks.expect
 	$(BIN)/python -m benchmarks.sparsemap

@@ -88,7 +88,7 @@ def from_annealing(
 
 def _start(log_joint: LogJoint, logits: Tensor, row: Tensor, generator: torch.Generator) -> _Chains:
     """Samples of the guess."""
-    z = (_uniform(logits.shape, generator) < logits.double().sigmoid()).to(logits.dtype)
+    z = (uniform(logits.shape, generator) < logits.double().sigmoid()).to(logits.dtype)
     guess = (z * logits - torch.nn.functional.softplus(logits)).double().sum(-1)
     return _Chains(z, guess, log_joint(z, row).double())
 
@@ -104,10 +104,10 @@ def _walk(
     change = (1 - 2 * old) * logits.gather(1, bit)
     moved = _Chains(z, chains.guess + change.squeeze(1).double(), log_joint(z, row).double())
     gain = beta * (moved.target - chains.target) + (1 - beta) * (moved.guess - chains.guess)
-    threshold = _uniform(shape[:1], generator).log()
+    threshold = uniform(shape[:1], generator).log()
     return moved.where(threshold < gain, chains)
 
 
-def _uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """In float64: in float32 one of 2**24 is 0, and would set bits whose probability is far smaller."""
     return torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)

@@ -139,7 +139,7 @@ def draw_outside(q: sp.SparseDistribution, n: int, generator: torch.Generator) -
         return torch.randint(0, 2, shape, generator=generator, device=atoms.device).to(atoms.dtype)
 
     samples = draw()
-    while bool((is_rejected := _is_among(samples, atoms) & has_others).any()):
+    while bool((is_rejected := is_among(samples, atoms) & has_others).any()):
         samples = torch.where(is_rejected.unsqueeze(-1), draw(), samples)
     return samples
 
@@ -151,7 +151,7 @@ def _padded(q: sp.SparseDistribution) -> Tensor:
     return q.atoms[lengths.cumsum(0) - lengths + place]
 
 
-def _is_among(
+def is_among(
     samples: Tensor,  # shape: (n_rows, n, n_bits)
     atoms: Tensor,  # shape: (n_rows, m, n_bits)
 ) -> Tensor:

@@ -1,4 +1,4 @@
-"""The door of the command ``sparsum``, which says what is missing if the extra is not installed."""
+"""The door of the command ``sparsum``, which says what is missing where a dependency is not installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.startswith("sparsum"):
             raise
-        sys.exit(f"the command sparsum needs the package {error.name}: pip install 'sparsum[experiments]'")
+        sys.exit(f"the command sparsum needs the package {error.name}: pip install ./experiments in the repository")
     cli.main()
 
 

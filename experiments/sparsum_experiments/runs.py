@@ -28,7 +28,7 @@ from sparsum_experiments.files import (
     write_tensors,
 )
 
-_PACKAGES = ("sparsum", "torch", "lightning-fabric", "numpy", "scipy")
+_PACKAGES = ("sparsum", "sparsum-experiments", "torch", "lightning-fabric", "numpy", "scipy")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from sparsum.estimators import Estimate
 from sparsum.gibbs import Gibbs
 
 # So many terms at a time bound the memory.
-_CHUNK_SIZE = 2**14
+CHUNK_SIZE = 2**14
 
 
 @dataclass
@@ -61,14 +61,14 @@ class Exact:
             weighted = (probs * (losses - constant)).sum()
             gradients = torch.autograd.grad(weighted, self.case.leaves, retain_graph=True, allow_unused=True)
             total += self.case.flatten(gradients)
-            self.progress("exact gradient", min((i + 1) * _CHUNK_SIZE, n_terms), n_terms)
+            self.progress("exact gradient", min((i + 1) * CHUNK_SIZE, n_terms), n_terms)
         return total
 
 
 def _atoms(q: SparseDistribution) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Atoms, rows and probabilities of what has mass, in chunks."""
-    for start in range(0, len(q.atoms), _CHUNK_SIZE):
-        chunk = slice(start, start + _CHUNK_SIZE)
+    for start in range(0, len(q.atoms), CHUNK_SIZE):
+        chunk = slice(start, start + CHUNK_SIZE)
         yield q.atoms[chunk], q.row[chunk], q.probs[chunk]
 
 
@@ -77,8 +77,8 @@ def _assignments(p: Gibbs, length: int, n_choices: int) -> Iterator[tuple[Tensor
     bound, count = p.bound, n_choices**length
     n_terms = bound.n_rows * count
     power = n_choices ** torch.arange(length - 1, -1, -1, device=bound.device)
-    for start in range(0, n_terms, _CHUNK_SIZE):
-        index = torch.arange(start, min(start + _CHUNK_SIZE, n_terms), device=bound.device)
+    for start in range(0, n_terms, CHUNK_SIZE):
+        index = torch.arange(start, min(start + CHUNK_SIZE, n_terms), device=bound.device)
         row, choices = index // count, (index % count).unsqueeze(-1) // power % n_choices
         atoms = p.structure.choices_to_atoms(choices, bound.dtype)
         probs = p.log_prob_of(atoms, row).exp()

@@ -17,6 +17,7 @@ from sparsum.arguments import check_generator, check_int
 from sparsum.distribution.loss import Loss, check_loss
 from sparsum.estimators.problem import Problem
 from sparsum.estimators.revalued import Revalued
+from sparsum.estimators.uncompiled import leave_uncompiled
 from sparsum.inference import require_structure
 from sparsum.structures import AbstractStructure, Scores
 
@@ -113,8 +114,6 @@ class AbstractEstimator(torch.nn.Module, ABC):
     def n_calls(self, structure: AbstractStructure) -> int | None:
         """How often the loss is evaluated for each element of a batch; None if that depends on the scores."""
 
-    # Not compiled: a compiled graph would see baselines after their update, and hide what a loss depends on.
-    @torch.compiler.disable
     def forward(
         self,
         scores: Scores,  # shape: (*batch, *score_shape)
@@ -187,6 +186,10 @@ class AbstractEstimator(torch.nn.Module, ABC):
                 f"{type(self).__name__} takes {self.needs.value}, got {structure!r}; "
                 f"these take it: {', '.join(_takers(structure))}"
             )
+
+
+# A compiled graph would see baselines after their update, and hide what a loss depends on.
+leave_uncompiled(AbstractEstimator, "forward")
 
 
 def _check_estimate(found: Estimate, problem: Problem) -> None:

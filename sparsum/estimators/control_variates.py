@@ -26,7 +26,7 @@ from sparsum.structures import AbstractStructure
 
 
 @dataclass(frozen=True)
-class _Coupled:
+class Coupled:
     """A sample with both its perturbed log-probabilities, as functions of a copy of the logits."""
 
     leaf: Tensor  # shape: (n_rows, n_choosers, n_choices), the copy
@@ -35,7 +35,8 @@ class _Coupled:
     perturbed: Tensor  # shape: (n_rows, 2, n_choosers, n_choices): free, and given the sample
 
     @classmethod
-    def draw(cls, problem: Problem, logits: Tensor) -> _Coupled:
+    def draw(cls, problem: Problem, logits: Tensor) -> Coupled:
+        """A sample for each row of a problem."""
         leaf = logits.detach().requires_grad_()
         log_probs = leaf.log_softmax(-1)
         free = log_probs - exponential(leaf.shape, leaf, problem.generator).log()
@@ -97,7 +98,7 @@ class Rebar(AbstractEstimator):
             losses = _vector_losses(problem, _first_sample(problem, logits))
             return Estimate(losses, losses, problem.calls(1), p)
         with torch.enable_grad():
-            sample = _Coupled.draw(problem, logits)
+            sample = Coupled.draw(problem, logits)
             vectors = vectors_of(problem, (sample.perturbed / self.temperature()).softmax(-1))
             point = vectors.detach().requires_grad_()
             relaxed = problem.relaxed_losses(point)
@@ -169,7 +170,7 @@ class Relax(AbstractEstimator):
             losses = _atom_losses(problem, _first_sample(problem, logits))
             return Estimate(losses, losses, problem.calls(1), p)
         with torch.enable_grad():
-            sample = _Coupled.draw(problem, logits)
+            sample = Coupled.draw(problem, logits)
             vectors = vectors_of(problem, (sample.perturbed / self.temperature()).softmax(-1))
             free, given = (self._control(problem, vectors[:, i].flatten(1)) for i in range(2))
             score = sample.gradient(sample.log_prob)
@@ -194,7 +195,7 @@ class Relax(AbstractEstimator):
 
 
 def _first_sample(problem: Problem, logits: Tensor) -> Tensor:
-    """The sample that `_Coupled.draw` would draw, one-hot: (n_rows, n_choosers, n_choices)."""
+    """The sample that `Coupled.draw` would draw, one-hot: (n_rows, n_choosers, n_choices)."""
     return one_hot(logits - exponential(logits.shape, logits, problem.generator).log())
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 # What the inverses of one launch may occupy.
-_MOST_BYTES = 1 << 28
+MOST_BYTES = 1 << 28
 # The number of entries of a matrix that a program holds at a time.
 _TILE = 2048
 
@@ -322,7 +322,7 @@ def active_set_of_bits(
     probs = linear.new_empty(n_rows, width)
     steps = torch.empty(n_rows, dtype=torch.int64, device=linear.device)
     is_stopped = torch.empty(n_rows, dtype=torch.int32, device=linear.device)
-    n_together = max(1, min(n_rows, _MOST_BYTES // (8 * width**2)))
+    n_together = max(1, min(n_rows, MOST_BYTES // (8 * width**2)))
     inverse, lines = linear.new_empty(n_together, width, width), linear.new_empty(n_together, 2 * width + parts)
     limit = linear.new_full((1,), tolerance)  # as a number Triton would take it in float32
     for first in range(0, n_rows, n_together):

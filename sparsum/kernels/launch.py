@@ -12,7 +12,7 @@ from torch import Tensor
 # What a launch was called with -> how to launch it; forgotten when many shapes have been seen.
 _remembered: dict[tuple[Any, ...], Callable[..., None]] = {}
 # Shape, dtype, device and exponent of contiguous scores -> all of the mapping.
-_plans: dict[tuple[Any, ...], Plan] = {}
+plans: dict[tuple[Any, ...], Plan] = {}
 _MOST = 4096
 _ALIGNMENT = 16
 # Versions of Triton whose launchers are called without what surrounds them.
@@ -47,7 +47,7 @@ class Plan(NamedTuple):
 
 def again(x: Tensor, exponent: int) -> Tensor | None:
     """What a plan for scores like ``x`` makes of them, None if there is none; on the current device, and a plain tensor."""
-    plan = _plans.get((x.shape, x.dtype, x.get_device(), exponent))
+    plan = plans.get((x.shape, x.dtype, x.get_device(), exponent))
     if plan is None or not x.is_contiguous():
         return None
     start, n_programs, rooms, numbers = plan
@@ -68,9 +68,9 @@ def keep_plan(x: Tensor, exponent: int, plan: Plan | None) -> None:
     """Let `again` use what served the rows of ``x``, if it was compiled for aligned and contiguous ones."""
     if plan is None or not x.is_contiguous() or x.data_ptr() % _ALIGNMENT:
         return
-    if len(_plans) >= _MOST:
-        _plans.clear()
-    _plans[(x.shape, x.dtype, x.get_device(), exponent)] = plan
+    if len(plans) >= _MOST:
+        plans.clear()
+    plans[(x.shape, x.dtype, x.get_device(), exponent)] = plan
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> Callable[..., None] | None:
@@ -99,7 +99,7 @@ def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) ->
 def _starter(compiled: Any, constants: tuple[Any, ...], device: int) -> Callable[..., None]:
     """A function of the grid's sizes and a kernel's arguments that launches it."""
     normal = partial(_start, compiled, constants)
-    return _direct_starter(compiled, constants, device, normal) if _is_known(compiled) else normal
+    return direct_starter(compiled, constants, device, normal) if _is_known(compiled) else normal
 
 
 def _start(compiled: Any, constants: tuple[Any, ...], x: int, y: int, z: int, *args: Any) -> None:
@@ -108,7 +108,7 @@ def _start(compiled: Any, constants: tuple[Any, ...], x: int, y: int, z: int, *a
 
 
 def _is_known(compiled: Any) -> bool:
-    """Whether the kernel's launcher is one that takes what `_direct_starter` gives it."""
+    """Whether the kernel's launcher is one that takes what `direct_starter` gives it."""
     import triton
 
     run = compiled.run
@@ -117,7 +117,7 @@ def _is_known(compiled: Any) -> bool:
     return is_version and is_cuda and run.global_scratch_size == 0 and run.profile_scratch_size == 0
 
 
-def _direct_starter(
+def direct_starter(
     compiled: Any, constants: tuple[Any, ...], device: int, normal: Callable[..., None]
 ) -> Callable[..., None]:
     """Triton's way without what it looks up at every launch, unless a profiler has set hooks meanwhile."""

@@ -38,11 +38,11 @@ def solve_short(shifted: Tensor, exponent: int) -> Tensor:
     """Probabilities of rows that are read again at every step; ``shifted`` (*batch, n) has its maximum at 0."""
     z = shifted if exponent == 1 else shifted / exponent
     if exponent == 1 and z.shape[-1] <= _PAIRWISE_SIZE and z.numel() <= _PAIRWISE_NUMEL:
-        return (z - _threshold_by_pairs(z)).clamp_(0.0, 1.0)
+        return (z - threshold_by_pairs(z)).clamp_(0.0, 1.0)
     if z.is_cuda:
-        distance = _refined((z - _threshold_by_enough_steps(z, exponent)).relu_(), exponent)
+        distance = _refined((z - threshold_by_enough_steps(z, exponent)).relu_(), exponent)
     else:
-        distance, _ = _step_until_done(z, exponent)
+        distance, _ = step_until_done(z, exponent)
     return _power(distance, exponent)
 
 
@@ -50,7 +50,7 @@ def solve_traceable(shifted: Tensor, exponent: int) -> Tensor:
     """As `solve_short`, with a sort in the place of a loop whose end depends on the data: it can be traced into a graph."""
     z = shifted if exponent == 1 else shifted / exponent
     if exponent == 1 and z.shape[-1] <= _PAIRWISE_SIZE:
-        return (z - _threshold_by_pairs(z)).clamp(0.0, 1.0)
+        return (z - threshold_by_pairs(z)).clamp(0.0, 1.0)
     threshold = _threshold_by_sort(z, exponent)
     for _ in range(2):  # cancellation in the cumulative sums costs digits, which two steps bring back
         threshold = threshold + _newton_step((z - threshold).relu(), exponent)
@@ -75,10 +75,10 @@ def solve_packed(shifted: Tensor, segments: Segments, guess: Tensor, exponent: i
 
 def threshold_of(shifted: Tensor, exponent: int) -> Tensor:
     """The threshold alone, (*batch, 1): for a subset of a row's entries it is a lower bound of the whole row's."""
-    return _step_until_done(shifted if exponent == 1 else shifted / exponent, exponent)[1]
+    return step_until_done(shifted if exponent == 1 else shifted / exponent, exponent)[1]
 
 
-def _threshold_by_pairs(z: Tensor) -> Tensor:
+def threshold_by_pairs(z: Tensor) -> Tensor:
     r"""Entry i is in the support iff :math:`\sum_j \max(z_j - z_i, 0) < 1`: a handful of operations for short rows."""
     z = z.clamp_min(-2.0)  # the support lies above -1, and a finite floor keeps -inf out of the differences
     excess = (z.unsqueeze(-2) - z.unsqueeze(-1)).relu_().sum(-1)
@@ -86,7 +86,7 @@ def _threshold_by_pairs(z: Tensor) -> Tensor:
     return ((is_support * z).sum(-1, keepdim=True) - 1) / is_support.sum(-1, keepdim=True)
 
 
-def _step_until_done(z: Tensor, exponent: int) -> tuple[Tensor, Tensor]:
+def step_until_done(z: Tensor, exponent: int) -> tuple[Tensor, Tensor]:
     """Newton's steps until the support stays (e = 1) or the step is rounding (e = 2): distances above, and the threshold.
 
     The first guess may lie above the root, so the first step may go down and widen the support. From then on it only
@@ -120,7 +120,7 @@ def _refined(distance: Tensor, exponent: int) -> Tensor:
     return (distance - _newton_step(distance, exponent) * distance.sign()).clamp(0.0, 1.0)
 
 
-def _threshold_by_enough_steps(z: Tensor, exponent: int) -> Tensor:
+def threshold_by_enough_steps(z: Tensor, exponent: int) -> Tensor:
     r"""As many steps as suffice for any row, so that nothing waits for the device to tell whether they did.
 
     For any convex f, Newton's steps from below have :math:`f_{k+1} / f_k + f'_{k+1} / f'_k \le 1`, so that

@@ -89,7 +89,7 @@ class Matching(AbstractSized):
 
 def _best_columns(matrix: Tensor) -> Tensor:
     """The columns of the best matching for one matrix; where none is allowed, those of some matching."""
-    from scipy.optimize import linear_sum_assignment  # here, because it takes a third of the time of `import sparsum`
+    from scipy.optimize import linear_sum_assignment  # here, since it takes a third of the time of importing torch
 
     try:
         _, columns = linear_sum_assignment(matrix.numpy(), maximize=True)

@@ -136,7 +136,7 @@ def test_the_bias_of_draws_with_a_known_one() -> None:
 def test_the_exact_gradient_is_that_of_the_dense_sum(
     structure: sp.AbstractStructure, scores: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exact, "_CHUNK_SIZE", 7)
+    monkeypatch.setattr(exact, "CHUNK_SIZE", 7)
     weights = torch.tensor([1.0, -2.0, 0.7, 3.0])
 
     def loss(z: Tensor, row: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 import sparsum as sp
 from sparsum import estimators as se
 from sparsum.estimators import AbstractEstimator
-from sparsum.estimators.control_variates import _Coupled
+from sparsum.estimators.control_variates import Coupled
 from sparsum.estimators.distinct import sample_outside, sample_without_replacement
 from sparsum.estimators.members import count_up_to
 from sparsum.estimators.relaxations import logits_of
@@ -166,7 +166,7 @@ def test_perturbed_values_given_a_sample_are_as_those_that_decided_for_it(name: 
     structure, (scores,) = CHAINS[name]
     rows = torch.tensor([scores] * 12_000, dtype=torch.float64)
     problem = se.Problem(structure.bind(rows), lambda z, row: z, None, generator, "test", True)
-    free, conditional = _Coupled.draw(problem, logits_of(problem)).perturbed.detach().unbind(1)
+    free, conditional = Coupled.draw(problem, logits_of(problem)).perturbed.detach().unbind(1)
     decided, n_compared = free.argmax(-1), 0
     assert torch.equal(conditional.argmax(-1), decided)
     for chooser, choice, seen in itertools.product(range(free.shape[1]), range(free.shape[2]), range(free.shape[2])):

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from sparsum_experiments import importance
-from sparsum_experiments.annealing import Annealing, _uniform, from_annealing
+from sparsum_experiments.annealing import Annealing, from_annealing, uniform
 from sparsum_experiments.importance import LogLikelihood, proposal_logits
 from sparsum_experiments.measuring import annealed_mean
 from torch import Tensor
@@ -140,7 +140,7 @@ def test_the_error_of_that_mean_is_that_over_repetitions(m: int, noise: float) -
 
 def test_uniform_numbers_are_finer_than_those_of_float32() -> None:
     """Which are multiples of 2**-24: one in so many is 0, and would set a bit of probability 1e-12."""
-    steps = 2**24 * _uniform((1000,), torch.Generator().manual_seed(0))
+    steps = 2**24 * uniform((1000,), torch.Generator().manual_seed(0))
     assert (steps != steps.round()).all()
 
 

@@ -134,7 +134,7 @@ def test_equal_vectors_are_found_among_many_bits() -> None:
     samples[1, 5] = atoms[0, 1]  # an atom of another row
     samples[1, 6], samples[1, 7] = torch.zeros(128), torch.ones(128)
     expected = (samples.unsqueeze(2) == atoms.unsqueeze(1)).all(-1).any(-1)
-    assert torch.equal(importance._is_among(samples, atoms), expected)
+    assert torch.equal(importance.is_among(samples, atoms), expected)
     assert expected.nonzero().tolist() == [[0, 3], [2, 7]]
 
 

@@ -119,7 +119,7 @@ def test_daemon_sees_all_gpus_and_the_runs_those_they_are_given(
 
 def test_a_sweep_gives_its_runs_the_daemon(tmp_path: Path, diary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole runs, on the CPU: started when the daemon is up, in its environment, and ended before it."""
-    monkeypatch.setattr(mps, "_uses_gpu", lambda run: True)
+    monkeypatch.setattr(mps, "uses_gpu", lambda run: True)
     seen: list[str] = []
 
     def start(run: PlannedRun, n_threads: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -502,7 +502,7 @@ def test_the_setting_without_a_name_is_told(tmp_path: Path) -> None:
     (summary,) = section.summaries
     named = dataclasses.replace(summary, setting={"variant": "one"}, validation={})
     both = dataclasses.replace(section, summaries=[summary, named])
-    assert "sparse: no variant (of 2)." in page._drawn_settings(both)
+    assert "sparse: no variant (of 2)." in page.drawn_settings(both)
 
 
 def test_defaults_of_methods_are_not_listed(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 """Recorded runs made again: they land where their records say.
 
-`tests/records` has short runs of each experiment, on digits and on the real data, as these commands made them::
+`tests/experiments/records` has short runs of each experiment, on digits and on the real data, as these commands made them::
 
     sparsum train EXPERIMENT METHOD ... --device cpu --out RUN
     sparsum evaluate RUN --device cpu
-    sparsum record RUN --out tests/records/digits          # or tests/records/real
+    sparsum record RUN --out tests/experiments/records/digits      # or tests/experiments/records/real
 
 The real ones run where the variable SPARSUM_DATA names a folder with the folders mnist, fashion-mnist and signal-game.
 """

@@ -60,6 +60,7 @@ def test_a_run_writes_what_it_should(tmp_path: pathlib.Path) -> None:
     assert config["args"]["batch_size"] == 32
     assert config["args"]["lr"] == 1e-3  # the preset for digits
     assert config["versions"]["torch"] == torch.__version__
+    assert {"sparsum", "sparsum-experiments"} <= set(config["versions"])
     assert {file.name for file in (folder.path / "checkpoints").iterdir()} == {"last.pt", "best.pt"}
     assert any((folder.path / "tensorboard").iterdir())
 

@@ -125,7 +125,7 @@ def test_what_memory_held_before_does_not_matter(monkeypatch: pytest.MonkeyPatch
 
 
 def test_launches_of_a_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "_MOST_BYTES", 2 * 8 * kernel.n_slots(4) ** 2)
+    monkeypatch.setattr(kernel, "MOST_BYTES", 2 * 8 * kernel.n_slots(4) ** 2)
     check(monkeypatch, normal(5, 4), sp.Bits(4))
 
 

@@ -219,7 +219,7 @@ def test_known_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
     knobs = pytest.importorskip("triton").knobs
     monkeypatch.setattr("triton.runtime.driver", mock.MagicMock())
     compiled, normal = mock.MagicMock(), mock.MagicMock()
-    start = launching._direct_starter(compiled, (7,), 0, normal)
+    start = launching.direct_starter(compiled, (7,), 0, normal)
     start(5, 1, 1, 30, 40)
     assert compiled.run.launch.call_args.args[:3] == (5, 1, 1)
     assert compiled.run.launch.call_args.args[-3:] == (30, 40, 7)
@@ -232,7 +232,7 @@ def test_known_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_plans_of_scores_seen_before() -> None:
     """A plan serves scores of its shape that are contiguous and aligned, and no others."""
     x, start = torch.zeros(4, 16, device=DEVICE), mock.MagicMock()
-    with mock.patch.dict(launching._plans, clear=True):
+    with mock.patch.dict(launching.plans, clear=True):
         launching.keep_plan(x, 1, launching.Plan(start, 2, (((4, 2), torch.int32),), (4, 16)))
         launching.keep_plan(x.t(), 1, launching.Plan(start, 2, (), ()))
         assert launching.again(x, 2) is None
@@ -264,9 +264,9 @@ def test_the_second_call(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """By a plan, bit for bit as the first and as with a gradient; for other strides another kernel may round otherwise."""
     for mapping, exponent in ((sp.sparsemax, 1), (sp.entmax15, 2)):
         x, other = (torch.randn(shape, device="cuda").to(dtype) for _ in range(2))
-        with mock.patch.dict(launching._plans, clear=True):
+        with mock.patch.dict(launching.plans, clear=True):
             first = mapping(x)
-            assert len(launching._plans) == 1
+            assert len(launching.plans) == 1
             with mock.patch.object(kernels, "planned_forward", side_effect=AssertionError):
                 assert torch.equal(mapping(x), first)
                 assert torch.equal(mapping(x.clone().requires_grad_()), first)

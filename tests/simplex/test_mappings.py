@@ -96,9 +96,9 @@ def test_the_steps_of_a_gpu_suffice(size: int, dtype: torch.dtype, generator: to
     for x in (normal, 1e-4 * normal, 0 * normal, -normal.abs().pow(8), normal.round()):
         for exponent in (1, 2):
             z = (x - x.amax(-1, keepdim=True)) / exponent
-            enough = thresholds._threshold_by_enough_steps(z, exponent)
+            enough = thresholds.threshold_by_enough_steps(z, exponent)
             torch.testing.assert_close(
-                enough, thresholds._step_until_done(z, exponent)[1], atol=8 * torch.finfo(dtype).eps, rtol=0
+                enough, thresholds.step_until_done(z, exponent)[1], atol=8 * torch.finfo(dtype).eps, rtol=0
             )
 
 
@@ -308,7 +308,7 @@ def test_many_short_rows_do_not_compare_all_pairs(monkeypatch: pytest.MonkeyPatc
     """Which would need 32 times the memory of the scores."""
     x = torch.randn(20_000, 32, generator=torch.Generator().manual_seed(0))
     few = sp.sparsemax(x[:5])
-    monkeypatch.setattr(thresholds, "_threshold_by_pairs", None)
+    monkeypatch.setattr(thresholds, "threshold_by_pairs", None)
     torch.testing.assert_close(sp.sparsemax(x)[:5], few, atol=1e-6, rtol=0)
 
 

@@ -21,7 +21,7 @@ def load_digits() -> tuple[Tensor, Tensor]:
     try:
         from sklearn import datasets
     except ImportError as error:
-        message = "the digits come with scikit-learn, which is not installed: `pip install sparsum[experiments]`"
+        message = "the digits come with scikit-learn, which is not installed: `pip install scikit-learn`"
         raise ImportError(message) from error
     x, y = datasets.load_digits(return_X_y=True)
     order = fixed_permutation(N_DIGITS, DIGITS)

@@ -165,7 +165,7 @@ def _figures(section: Section, name: str, n_points: int) -> Markup:
     return joined(
         [
             element("h3", "Figures"),
-            _drawn_settings(section),
+            drawn_settings(section),
             legend(styles_of(section)),
             element("p", hint, class_="hint soft"),
             element("div", *drawn, class_="charts"),
@@ -173,7 +173,7 @@ def _figures(section: Section, name: str, n_points: int) -> Markup:
     )
 
 
-def _drawn_settings(section: Section) -> Markup:
+def drawn_settings(section: Section) -> Markup:
     """Which settings are drawn, of methods that have several."""
     n_settings = {summary.method: 0 for summary in section.summaries}
     for summary in section.summaries:

@@ -35,7 +35,7 @@ def sharing_gpu(plan: Sequence[PlannedRun], jobs: int, say: Callable[[str], None
         jobs: how many at a time.
         say: told what is done, or why nothing is.
     """
-    if jobs == 1 or _PIPES in os.environ or not any(_uses_gpu(run) for run in plan):
+    if jobs == 1 or _PIPES in os.environ or not any(uses_gpu(run) for run in plan):
         yield {}
         return
     if shutil.which(PROGRAM) is None:
@@ -67,7 +67,8 @@ def private_daemon(say: Callable[[str], None]) -> Iterator[Mapping[str, str]]:
         _wait(guard, environment, say)
 
 
-def _uses_gpu(run: PlannedRun) -> bool:
+def uses_gpu(run: PlannedRun) -> bool:
+    """Whether a run trains on a GPU."""
     return run.args.device == "cuda" or (run.args.device == "auto" and torch.cuda.is_available())
 
 
