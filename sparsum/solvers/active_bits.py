@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsum import kernels
 from sparsum.segments import read_sizes
 from sparsum.solvers.loop import run_again
 from sparsum.solvers.problem import NEGLIGIBLE, Padded, Problem
@@ -16,22 +15,23 @@ from sparsum.structures.bad_rows import is_unusable, raise_bad_rows
 _MOST_BITS = 1024
 
 
-def is_served(problem: Problem) -> bool:
-    """Whether the kernel takes this problem."""
-    n_rows, n = problem.linear.shape
+def takes(
+    flat: Tensor,  # shape: (n_rows, n), the scores
+    problem: Problem,
+    *_: object,
+) -> bool:
+    """`Bits`, `Budget` or `Subset` of up to `_MOST_BITS` bits."""
     # Not a subclass, which may have another argmax.
-    is_known = type(problem.structure) in (Bits, Budget, Subset)
-    return is_known and n_rows > 0 and n <= _MOST_BITS and kernels.serve(problem.linear)
+    return type(problem.structure) in (Bits, Budget, Subset) and len(flat) > 0 and flat.shape[-1] <= _MOST_BITS
 
 
 def run_bits(
-    problem: Problem,
     flat: Tensor,  # shape: (n_rows, n), the scores
-    *,
+    problem: Problem,
     tolerance: float,
     max_steps: int,
-) -> Padded:
-    """The atoms of all rows; waits for the device once.
+) -> tuple[Problem, Padded]:
+    """The atoms of all rows, by the kernel; waits for the device once.
 
     Raises:
         ValueError: if a row holds a NaN or +inf, or allows nothing.
@@ -43,10 +43,8 @@ def run_bits(
     is_bad = is_unusable(flat) | ((best != 0) & is_forbidden).any(-1)
     most, is_exact, weight = _kind(problem)
     linear = problem.linear.masked_fill(is_forbidden, -torch.inf).masked_fill(is_bad.unsqueeze(-1), 0.0)
-    with torch.cuda.device_of(linear):
-        atoms, probs, steps, is_stopped = active_set_of_bits(
-            linear, best.to(torch.int8), most, is_exact, weight, tolerance, max_steps
-        )
+    start = best.to(torch.int8)
+    atoms, probs, steps, is_stopped = active_set_of_bits(linear, start, most, is_exact, weight, tolerance, max_steps)
     n_kept = (probs > NEGLIGIBLE).sum(-1).amax()
     n_slots, n_stopped, n_bad = read_sizes(n_kept, is_stopped.sum(), is_bad.sum(), most=probs.shape[-1])
     if n_bad:
@@ -54,8 +52,8 @@ def run_bits(
     done = Padded.from_slots(atoms, probs, steps, n_slots, dtype=best.dtype)
     if n_stopped:
         rows = is_stopped.nonzero().squeeze(-1)
-        return run_again(problem, done, rows, tolerance=tolerance, max_steps=max_steps, is_snapped=True)
-    return done
+        done = run_again(problem, done, rows, tolerance=tolerance, max_steps=max_steps, is_snapped=True)
+    return problem, done
 
 
 def _kind(problem: Problem) -> tuple[int, bool, float]:

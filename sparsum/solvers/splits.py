@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sparsum import kernels
 from sparsum.segments import Segments
 from sparsum.simplex import sparsemax
 from sparsum.solvers import fused_splits
@@ -60,16 +61,7 @@ class Nested(AbstractSolver):
             return _split_groups(scores)
         if not isinstance(structure, Bits):
             raise TypeError(f"Nested takes Bits and Groups, got {structure!r}; ActiveSet takes any structure")
-        if fused_splits.takes(scores):
-            return fused_splits.split(scores, structure, systematic=False)
-        marginals = bit_marginals(scores, structure)
-        is_one, is_fractional = kinds(marginals)
-        gaps, order = nested_gaps(marginals, is_fractional)
-        chosen, segments = pack_kept(gaps.detach() > _NEGLIGIBLE, scores, is_unusable(scores))
-        rank = _inverse(order)
-        rank[~is_fractional] = scores.shape[-1]
-        atoms = (rank[segments.row] < chosen.to(rank.dtype).unsqueeze(-1)) | is_one[segments.row]
-        return _solution(atoms.to(scores.dtype), gaps, chosen, segments, scores.dtype)
+        return _split_bits(scores, structure, False)
 
 
 @dataclass(frozen=True)
@@ -101,17 +93,40 @@ class Systematic(AbstractSolver):
         """Split the marginals of all rows; takes `Bits`, `Budget` and `Subset`."""
         if not isinstance(structure, Bits | Budget | Subset):
             raise TypeError(f"Systematic takes Bits, Budget and Subset, got {structure!r}; ActiveSet takes any structure")
-        if fused_splits.takes(scores):
-            return fused_splits.split(scores, structure, systematic=True)
-        marginals = bit_marginals(scores, structure)
-        is_one, is_fractional = kinds(marginals)
-        gaps, order, whole = systematic_gaps(marginals, is_fractional)
-        is_bad = is_unusable(scores)
-        if isinstance(structure, Subset):
-            is_bad = is_bad | ((scores > -torch.inf).sum(-1) < structure.k)
-        chosen, segments = pack_kept(gaps.detach() > _NEGLIGIBLE, scores, is_bad)
-        atoms = _systematic_atoms(order, whole, is_fractional, chosen, segments) | is_one[segments.row]
-        return _solution(atoms.to(scores.dtype), gaps, chosen, segments, scores.dtype)
+        return _split_bits(scores, structure, True)
+
+
+@kernels.operation("split_bits", kernel=fused_splits.split, takes=fused_splits.takes)
+def _split_bits(
+    scores: Tensor,  # shape: (n_rows, n)
+    structure: Bits | Budget | Subset,
+    systematic: bool,
+) -> Solution:
+    """Split the marginals of all rows, differentiably."""
+    return (_split_systematic if systematic else _split_nested)(scores, structure)
+
+
+def _split_nested(scores: Tensor, structure: Bits | Budget | Subset) -> Solution:
+    marginals = bit_marginals(scores, structure)
+    is_one, is_fractional = kinds(marginals)
+    gaps, order = nested_gaps(marginals, is_fractional)
+    chosen, segments = pack_kept(gaps.detach() > _NEGLIGIBLE, scores, is_unusable(scores))
+    rank = _inverse(order)
+    rank[~is_fractional] = scores.shape[-1]
+    atoms = (rank[segments.row] < chosen.to(rank.dtype).unsqueeze(-1)) | is_one[segments.row]
+    return _solution(atoms.to(scores.dtype), gaps, chosen, segments, scores.dtype)
+
+
+def _split_systematic(scores: Tensor, structure: Bits | Budget | Subset) -> Solution:
+    marginals = bit_marginals(scores, structure)
+    is_one, is_fractional = kinds(marginals)
+    gaps, order, whole = systematic_gaps(marginals, is_fractional)
+    is_bad = is_unusable(scores)
+    if isinstance(structure, Subset):
+        is_bad = is_bad | ((scores > -torch.inf).sum(-1) < structure.k)
+    chosen, segments = pack_kept(gaps.detach() > _NEGLIGIBLE, scores, is_bad)
+    atoms = _systematic_atoms(order, whole, is_fractional, chosen, segments) | is_one[segments.row]
+    return _solution(atoms.to(scores.dtype), gaps, chosen, segments, scores.dtype)
 
 
 def nested_gaps(marginals: Tensor, is_fractional: Tensor) -> tuple[Tensor, Tensor]:
