@@ -263,34 +263,32 @@ def positions_of(
     return torch.nonzero_static(mask, size=count).squeeze(-1)
 
 
+def _is_narrow_and_here(values: Tensor, _row: Tensor, lengths: Tensor) -> bool:
+    """Up to `MOST_ROWS` rows and `_MOST_COLUMNS` columns, on the current device."""
+    from sparsum.kernels.segments import MOST_ROWS
+
+    is_here = not values.is_cuda or values.get_device() == torch.cuda.current_device()
+    return is_here and math.prod(values.shape[1:]) <= _MOST_COLUMNS and 0 < len(lengths) <= MOST_ROWS
+
+
+def _sum_in_one_launch(values: Tensor, _row: Tensor, lengths: Tensor) -> Tensor:
+    from sparsum.kernels.segments import segment_sum
+
+    return segment_sum(values.contiguous(), lengths)
+
+
+@kernels.operation("segment_sum", kernel=_sum_in_one_launch, takes=_is_narrow_and_here)
 def _reduce(values: Tensor, row: Tensor, lengths: Tensor) -> Tensor:
     """Sum sorted rows with whichever deterministic routine is the fastest for this device and shape.
 
     They add one entry after the other, so long rows are added in float64 to keep their digits.
     """
-    if not torch.compiler.is_compiling() and kernels.serve(values) and _is_kernels_job(values, lengths):
-        from sparsum.kernels.segments import segment_sum
-
-        return segment_sum(values.contiguous(), lengths)
     if values.dtype == torch.float32 and (values.ndim == 1 or len(values) > _LONG * len(lengths)):
         return _reduce(values.double(), row, lengths).float()
     if values.ndim == 1 or values.is_cuda:
         return torch.segment_reduce(values, "sum", lengths=lengths, unsafe=True, initial=0.0)
     # On the CPU, adding one entry after the other is deterministic and, for wide entries, several times faster.
     return values.new_zeros(len(lengths), *values.shape[1:]).index_add_(0, row, values)
-
-
-def _is_kernels_job(values: Tensor, lengths: Tensor) -> bool:
-    """Whether the kernel takes these rows: on the current device, and not as part of a graph or a transform."""
-    from sparsum.kernels.segments import MOST_ROWS
-
-    is_eager = not torch._C._len_torch_dispatch_stack()
-    is_narrow = math.prod(values.shape[1:]) <= _MOST_COLUMNS
-    is_here = not values.is_cuda or values.get_device() == torch.cuda.current_device()
-    return (
-        is_eager and is_here and is_narrow and type(values) is Tensor and kernels.can_read(values)
-        and 0 < len(lengths) <= MOST_ROWS
-    )  # fmt: skip
 
 
 class _Sum(torch.autograd.Function):

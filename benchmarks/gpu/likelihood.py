@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 import triton
 import triton.language as tl
-from sparsum_experiments.likelihood import evaluate_in_chunks, pixel_log_likelihood
+from sparsum_experiments.likelihood import evaluate, pixel_log_likelihood
 from torch import Tensor
 
 from benchmarks.gpu.table import Line, graph_milliseconds, milliseconds
@@ -92,7 +92,7 @@ def _twin() -> Line:
     (features, weight, bias), x = _inputs(640)
 
     def twin() -> object:
-        return evaluate_in_chunks(features, weight, bias, x, needs_features=True, needs_map=True)
+        return evaluate.twin(features, weight, bias, x, True, True)
 
     return Line("the same in plain torch, 640 images, forward with derivatives", f"{milliseconds(twin, turns=5):.3f} ms")
 

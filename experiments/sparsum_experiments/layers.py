@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from sparsum import kernels
 
@@ -44,15 +45,7 @@ class ScalarMap(torch.nn.Module):
         x: Tensor,  # shape: (n, *rest)
     ) -> Tensor:
         """Each number mapped, in the shape of ``x``."""
-        if kernels.serve(x) and x.dtype == self.inner.weight.dtype == torch.float32:
-            mapped: Tensor = _Mapped.apply(x.contiguous(), self.inner.weight.reshape(-1), self.outer.weight.reshape(-1))
-            return mapped
-        blocks = x.split(_MAPPED_AT_ONCE) if x.device.type == "cpu" else (x,)
-        return torch.cat([self._whole(block) for block in blocks])
-
-    def _whole(self, x: Tensor) -> Tensor:
-        mapped: Tensor = self.outer(self.inner(x.unsqueeze(-1)).sigmoid()).sigmoid()
-        return mapped.squeeze(-1)
+        return _map_numbers(x, self.inner.weight, self.outer.weight)
 
 
 class _Mapped(torch.autograd.Function):
@@ -62,19 +55,69 @@ class _Mapped(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, inner: Tensor, outer: Tensor) -> Tensor:
         from sparsum_experiments.kernels import scalar_map
 
-        with torch.cuda.device_of(x):
-            mapped: Tensor = scalar_map.forward(x, inner, outer)
+        mapped: Tensor = scalar_map.forward(x, inner, outer)
         ctx.save_for_backward(x, inner, outer, mapped)
         return mapped
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        from sparsum_experiments.kernels import scalar_map
+        return _pull_numbers(grad, *ctx.saved_tensors)
 
-        with torch.cuda.device_of(grad):
-            of_x, of_inner, of_outer = scalar_map.backward(*ctx.saved_tensors, grad.contiguous())
-        return of_x, of_inner, of_outer
+
+def _is_single(x: Tensor, inner: Tensor, _outer: Tensor) -> bool:
+    """In single precision."""
+    return x.dtype == inner.dtype == torch.float32
+
+
+def _map_in_registers(x: Tensor, inner: Tensor, outer: Tensor) -> Tensor:
+    mapped: Tensor = _Mapped.apply(x.contiguous(), inner.reshape(-1), outer.reshape(-1))
+    return mapped
+
+
+@kernels.operation("scalar_map", kernel=_map_in_registers, takes=_is_single, is_traceable=True)
+def _map_numbers(
+    x: Tensor,  # shape: (n, *rest)
+    inner: Tensor,  # shape: (n_hidden, 1)
+    outer: Tensor,  # shape: (1, n_hidden)
+) -> Tensor:
+    """Each number mapped, in the shape of ``x``; differentiable."""
+    blocks = x.split(_MAPPED_AT_ONCE) if x.device.type == "cpu" else (x,)
+    return torch.cat([_map_block(block, inner, outer) for block in blocks])
+
+
+def _map_block(x: Tensor, inner: Tensor, outer: Tensor) -> Tensor:
+    hidden = functional.linear(x.unsqueeze(-1), inner).sigmoid()
+    return functional.linear(hidden, outer).sigmoid().squeeze(-1)
+
+
+def _is_single_gradient(grad: Tensor, *_: object) -> bool:
+    """In single precision."""
+    return grad.dtype == torch.float32
+
+
+def _pull_in_registers(
+    grad: Tensor, x: Tensor, inner: Tensor, outer: Tensor, mapped: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    from sparsum_experiments.kernels import scalar_map
+
+    of_x, of_inner, of_outer = scalar_map.backward(x, inner, outer, mapped, grad.contiguous())
+    return of_x, of_inner, of_outer
+
+
+@kernels.operation("scalar_map_backward", kernel=_pull_in_registers, takes=_is_single_gradient, is_traceable=True)
+def _pull_numbers(
+    grad: Tensor,  # shape: (*batch), of what the numbers are mapped to
+    x: Tensor,  # shape: (*batch)
+    inner: Tensor,  # shape: (n_hidden,)
+    outer: Tensor,  # shape: (n_hidden,)
+    mapped: Tensor,  # shape: (*batch)
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x, inner and outer."""
+    units = (x.unsqueeze(-1) * inner).sigmoid()
+    of_sum = (grad * mapped * (1 - mapped)).unsqueeze(-1)
+    slopes = units * (1 - units) * outer * of_sum
+    return (slopes @ inner), (slopes * x.unsqueeze(-1)).flatten(0, -2).sum(0), (units * of_sum).flatten(0, -2).sum(0)
 
 
 class Centred(torch.nn.Module):

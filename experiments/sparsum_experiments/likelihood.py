@@ -26,7 +26,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from sparsum import kernels
-from sparsum.simplex.dispatch import on_device_of
 
 #: The logits that are there at a time, in bytes. On a CPU they stay in the cache, which makes all passes over them cheap; a
 #: GPU waits for the launches of kernels unless each has much to do (an H200 takes three times as long with 2**25).
@@ -61,7 +60,7 @@ def pixel_log_likelihood(
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (features, weight, bias)):
             values: Tensor = _LogLikelihood.apply(features, weight, bias, x)
             return values
-        return _evaluate(features.detach(), weight.detach(), bias.detach(), x, needs_features=False, needs_map=False).value
+        return evaluate(features.detach(), weight.detach(), bias.detach(), x, False, False).value
 
 
 class _Evaluated(NamedTuple):
@@ -78,7 +77,7 @@ class _LogLikelihood(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
         needs_features, *needs_map = ctx.needs_input_grad[:3]
-        found = _evaluate(features, weight, bias, x, needs_features=needs_features, needs_map=any(needs_map))
+        found = evaluate(features, weight, bias, x, needs_features, any(needs_map))
         ctx.save_for_backward(found.by_features, found.by_map)
         return found.value
 
@@ -96,25 +95,28 @@ class _LogLikelihood(torch.autograd.Function):
         return of_features, of_map[:-1].t(), of_map[-1], None
 
 
-def _evaluate(
-    features: Tensor, weight: Tensor, bias: Tensor, x: Tensor, *, needs_features: bool, needs_map: bool
+def _is_small_map(features: Tensor, weight: Tensor, *_: object) -> bool:
+    """In single precision, with up to `MOST_LEVELS` levels and `MOST_RANK` features."""
+    from sparsum_experiments.kernels import likelihood
+
+    return likelihood.takes(features, weight)
+
+
+def _evaluate_in_registers(
+    features: Tensor, weight: Tensor, bias: Tensor, x: Tensor, needs_features: bool, needs_map: bool
 ) -> _Evaluated:
-    """Everything in one pass."""
-    if kernels.serve(features):
-        from sparsum_experiments.kernels import likelihood
+    """Two launches, or an operator in a graph; the derivative in the map comes in several parts of each image."""
+    from sparsum_experiments.kernels import likelihood
 
-        if likelihood.takes(features, weight):
-            evaluate = likelihood.traced if torch.compiler.is_compiling() else likelihood.evaluate
-            with on_device_of(features):
-                values, by_features, by_map = evaluate(features, weight, bias, x, needs_features, needs_map)
-            return _Evaluated(values.sum(1), by_features if needs_features else None, by_map if needs_map else None)
-    return evaluate_in_chunks(features, weight, bias, x, needs_features=needs_features, needs_map=needs_map)
+    is_launched = not torch.compiler.is_compiling() and kernels.is_unobserved(features)
+    run = likelihood.evaluate if is_launched else likelihood.traced
+    values, by_features, by_map = run(features, weight, bias, x, needs_features, needs_map)
+    return _Evaluated(values.sum(1), by_features if needs_features else None, by_map if needs_map else None)
 
 
-def evaluate_in_chunks(
-    features: Tensor, weight: Tensor, bias: Tensor, x: Tensor, *, needs_features: bool, needs_map: bool
-) -> _Evaluated:
-    """In plain torch, a few images at a time."""
+@kernels.operation("pixel_log_likelihood", kernel=_evaluate_in_registers, takes=_is_small_map, is_traceable=True)
+def evaluate(features: Tensor, weight: Tensor, bias: Tensor, x: Tensor, needs_features: bool, needs_map: bool) -> _Evaluated:
+    """Everything in one pass, a few images at a time."""
     (n, n_pixels, rank), n_levels = features.shape, len(bias)
     value = features.new_empty(n)
     by_features = features.new_empty(features.shape) if needs_features else None

@@ -129,7 +129,7 @@ class SummedModel(AbstractModel):
         return difference.sum(-1) - self.log_sum + other.log_sum
 
     def _sums(self, bound: BoundScores) -> tuple[BoundScores, Tensor, Tensor, Tensor]:
-        r"""The logarithms of :math:`\pi` and of S, what makes log S the logarithm of Z, and whether a group allows nothing."""
+        r"""The logarithms of :math:`\pi` and of S, log Z less the latter, and whether a group allows nothing."""
         flat, group_size = bound.flat.double(), bound.structure.group_size
         totals, is_closed = flat.new_zeros(len(flat)), torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
         if group_size is None:

@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from sparsum import kernels
+from sparsum.kernels import is_transformed
 from sparsum.simplex import dispatch
 from sparsum.simplex.blocks import reads_in_blocks, support
 from sparsum.simplex.entropy import log_on_support
-from sparsum.simplex.solve import solve
+from sparsum.simplex.solve import solve, solve_plainly
 
 Alpha = float | Tensor
 
@@ -41,17 +41,12 @@ def apply(x: Tensor, alpha: Alpha, mask: Tensor | None = None) -> Tensor:
     Only kernels take a mask, which has the dimensions of ``x``, some of size 1.
     """
     if torch.compiler.is_compiling():
-        if isinstance(alpha, float) and dispatch.serve(x, alpha):
+        if isinstance(alpha, float) and solve.serves(x, alpha, mask):
             return dispatch.traced(x, alpha, mask)
         return _traced(x, alpha)
     if is_plain(x, alpha):
-        return solve(x, alpha, mask=mask)
+        return _solve(x, alpha, mask)
     return _call(_Entmax, x, alpha, mask)
-
-
-def is_transformed() -> bool:
-    """Whether a function transform or forward-mode differentiation is at work."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def is_plain(x: Tensor, alpha: Alpha) -> bool:
@@ -70,11 +65,34 @@ def _call(function: type[torch.autograd.Function], *inputs: Any) -> Tensor:
     return result
 
 
+def _solve(x: Tensor, alpha: Alpha, mask: Tensor | None) -> Tensor:
+    """The mapping without gradient; by a remembered launch where there is one, which takes less time than to choose."""
+    if mask is None and x.is_cuda and isinstance(alpha, float) and alpha in dispatch.EXPONENTS and not x.is_neg():
+        known = dispatch.again(x, alpha)
+        if known is not None:
+            return known
+    return solve(x, alpha, mask)
+
+
 def _jacobian(probs: Tensor, alpha: Alpha, vector: Tensor) -> Tensor:
     """The Jacobian at ``probs`` times ``vector``, differentiable."""
     if torch.is_grad_enabled() or is_transformed():
         return _call(_Jacobian, probs, alpha, vector)
-    return _Jacobian.forward(probs, alpha, vector)
+    return _product(probs, alpha, vector)
+
+
+def _can_multiply(probs: Tensor, alpha: Alpha, vector: Tensor) -> bool:
+    """Alpha is the number 1.5 or 2, and the memory of the vector holds its values."""
+    return dispatch.takes(probs, alpha) and kernels.can_read(vector)
+
+
+@kernels.operation("entmax_jacobian", kernel=dispatch.jacobian, takes=_can_multiply, is_traceable=True)
+def _product(probs: Tensor, alpha: Alpha, vector: Tensor) -> Tensor:
+    """The Jacobian at ``probs`` times ``vector``, without gradient."""
+    rows = probs.reshape(-1, probs.shape[-1])
+    if isinstance(alpha, float) and alpha > 1 and reads_in_blocks(rows):
+        return _jacobian_packed(rows, alpha, vector.reshape(rows.shape)).view(probs.shape)
+    return _jacobian_dense(probs, alpha, vector)
 
 
 def _traced(x: Tensor, alpha: Alpha) -> Tensor:
@@ -83,7 +101,7 @@ def _traced(x: Tensor, alpha: Alpha) -> Tensor:
     It has first derivatives alone, which is all that a compiled graph is asked for.
     """
     fixed_alpha = alpha.detach() if isinstance(alpha, Tensor) else alpha
-    probs = solve(x.detach(), fixed_alpha, traceable=True)
+    probs = solve_plainly(x.detach(), fixed_alpha, traceable=True)
     x = torch.where(probs > 0, x, 0.0)  # off the support the derivative is 0, and -inf - -inf would be NaN
     change, weights = torch.where(x.isfinite(), x - x.detach(), 0.0), _weights(probs, fixed_alpha)
     result = probs + weights * _centre(change, weights)
@@ -97,7 +115,7 @@ class _Entmax(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, alpha: Alpha, mask: Tensor | None) -> Tensor:
-        return solve(x, alpha, mask=mask)
+        return _solve(x, alpha, mask)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Alpha, Tensor | None], output: Tensor) -> None:
@@ -133,12 +151,7 @@ class _Jacobian(torch.autograd.Function):
 
     @staticmethod
     def forward(probs: Tensor, alpha: Alpha, vector: Tensor) -> Tensor:
-        if isinstance(alpha, float) and dispatch.serve(probs, alpha) and kernels.can_read(vector):
-            return dispatch.jacobian(probs, alpha, vector)
-        rows = probs.reshape(-1, probs.shape[-1])
-        if isinstance(alpha, float) and alpha > 1 and reads_in_blocks(rows):
-            return _jacobian_packed(rows, alpha, vector.reshape(rows.shape)).view(probs.shape)
-        return _jacobian_dense(probs, alpha, vector)
+        return _product(probs, alpha, vector)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Alpha, Tensor], output: Tensor) -> None:

@@ -1,66 +1,53 @@
-"""Where the mappings meet their kernels: which tensors these serve, and their rows."""
+"""The kernels of the mappings: which rows they take, and in which shape."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparsum import kernels
-from sparsum.kernels import launch
+from sparsum.kernels import is_unobserved, launch
 
 # alpha -> exponent of the mappings that have an exact solver of their own
 EXPONENTS = {2.0: 1, 1.5: 2}
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_HERE = contextlib.nullcontext()
 
 
-def serve(x: Tensor, alpha: float | Tensor) -> bool:
-    """Whether kernels map the rows of ``x``."""
-    return kernels.serve(x) and isinstance(alpha, float) and alpha in EXPONENTS and x.dtype in _DTYPES
+def takes(x: Tensor, alpha: float | Tensor, _mask: Tensor | None = None) -> bool:
+    """Alpha is the number 1.5 or 2."""
+    return isinstance(alpha, float) and alpha in EXPONENTS and x.dtype in _DTYPES
 
 
 def again(x: Tensor, alpha: float) -> Tensor | None:
     """As `solve`, for scores on a GPU whose shape it has seen before, else None: half the time of a small batch is saved."""
-    if _is_plain(x) and x.get_device() == torch.cuda.current_device():
+    if is_unobserved(x) and x.get_device() == torch.cuda.current_device():
         return launch.again(x, EXPONENTS[alpha])
     return None
 
 
-def solve(x: Tensor, alpha: float, mask: Tensor | None = None) -> Tensor:
+def solve(x: Tensor, alpha: float | Tensor, mask: Tensor | None) -> Tensor:
     """Probabilities of the rows of ``x`` (*batch, n), n > 0, in its dtype, without gradient; ``mask`` broadcasts."""
-    known = again(x, alpha) if mask is None and x.is_cuda else None
-    return _solve_anew(x, alpha, mask) if known is None else known
-
-
-def _solve_anew(x: Tensor, alpha: float, mask: Tensor | None) -> Tensor:
     from sparsum.kernels import simplex
 
-    rows = as_rows(x)
+    assert isinstance(alpha, float)
+    if not is_unobserved(x):
+        return traced(x, alpha, mask)
     allowed = None if mask is None else as_rows(mask, x.shape)
-    if not _is_plain(x):
-        probs: Tensor = simplex.simplex_forward(rows, allowed, EXPONENTS[alpha])
-        return probs.view(x.shape)
-    with on_device_of(x):
-        probs, plan = simplex.planned_forward(rows, allowed, EXPONENTS[alpha])
+    probs, plan = simplex.planned_forward(as_rows(x), allowed, EXPONENTS[alpha])
     launch.keep_plan(x, EXPONENTS[alpha], plan)
     return probs.view(x.shape)
 
 
-def jacobian(probs: Tensor, alpha: float, vector: Tensor) -> Tensor:
+def jacobian(probs: Tensor, alpha: float | Tensor, vector: Tensor) -> Tensor:
     """The Jacobian at ``probs`` (*batch, n) times ``vector``, without gradient."""
     from sparsum.kernels import simplex
 
-    rows, vectors = as_rows(probs), as_rows(vector)
-    if not _is_plain(probs):
-        product: Tensor = simplex.simplex_backward(rows, vectors, EXPONENTS[alpha])
-        return product.view(probs.shape)
-    with on_device_of(probs):
-        return simplex.backward(rows, vectors, EXPONENTS[alpha]).view(probs.shape)
+    assert isinstance(alpha, float)
+    multiply = simplex.backward if is_unobserved(probs) else simplex.simplex_backward
+    product: Tensor = multiply(as_rows(probs), as_rows(vector), EXPONENTS[alpha])
+    return product.view(probs.shape)
 
 
 def traced(x: Tensor, alpha: float, mask: Tensor | None) -> Tensor:
@@ -91,15 +78,3 @@ def rows_along(x: Tensor, dim: int, shape: Sequence[int]) -> Tensor:
 def _one_or_all(sizes: Sequence[int], wanted: Sequence[int]) -> Sequence[int]:
     """Dimensions that are merged are broadcast together or not at all."""
     return sizes if all(size == 1 for size in sizes) else wanted
-
-
-def on_device_of(x: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Kernels are launched on the current device: change it if it is another."""
-    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
-        return _HERE
-    return torch.cuda.device_of(x)
-
-
-def _is_plain(x: Tensor) -> bool:
-    """Whether nothing but the values is asked for: then the kernels are launched without torch's dispatcher."""
-    return type(x) in (Tensor, torch.nn.Parameter) and not torch._C._len_torch_dispatch_stack()

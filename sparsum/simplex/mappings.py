@@ -19,6 +19,7 @@ from sparsum.simplex.arguments import (
     round_to,
     rows_of_alpha,
 )
+from sparsum.simplex.solve import solve
 
 
 def sparsemax(
@@ -187,7 +188,7 @@ def _map_anew(x: Tensor, alpha: float | Tensor, dim: int, mask: Tensor | None) -
     if x.shape[dim] == 0:
         return x.clone()
     is_last = dim == x.ndim - 1
-    if isinstance(alpha, float) and dispatch.serve(x, alpha):
+    if isinstance(alpha, float) and solve.serves(x, alpha, mask):
         return _map_by_kernels(x, alpha, dim, mask)
     scores = x if mask is None else apply_mask(x, mask)
     scores = scores if is_last else scores.movedim(dim, -1)

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from sparsum import kernels
+from sparsum.kernels import is_transformed
 from sparsum.segments import OnBad, Packed, Segments, may_be_padded, read_sizes
 from sparsum.simplex import dispatch
 from sparsum.simplex.arguments import compute_dtype
-from sparsum.simplex.autograd import is_plain, is_transformed
+from sparsum.simplex.autograd import is_plain
 from sparsum.simplex.blocks import block_peaks, reads_in_blocks, solve_long, support
 from sparsum.simplex.dispatch import EXPONENTS
 from sparsum.simplex.solve import solve
@@ -35,7 +36,7 @@ def packed_entmax(
 
     A row of nothing but -inf, or with a NaN, has no entries: ``on_bad`` is called with such rows if there are some.
     """
-    if _is_kernels_job(x, alpha):
+    if _find.serves(x, alpha, on_bad):
         probs, flat, row, lengths = _OnGPU.apply(x, alpha, on_bad)
         return Packed(flat, Segments(row, lengths, may_be_padded())), probs
     with torch.no_grad():
@@ -48,15 +49,6 @@ def packed_entmax(
     change = packed.segments.clear_padding(change)
     grown = _grow_linear(change, packed.segments) if alpha == 2 else _grow_squared(change, value, packed.segments)
     return packed, packed.segments.clear_padding(value + grown).to(x.dtype)
-
-
-def _is_kernels_job(x: Tensor, alpha: float) -> bool:
-    """Whether the kernels pack these rows: eager ones, and not so many that each would look for its place too long."""
-    if torch.compiler.is_compiling() or is_transformed() or not dispatch.serve(x, alpha):
-        return False
-    from sparsum.kernels.segments import MOST_ROWS
-
-    return len(x) <= MOST_ROWS
 
 
 def _grow_linear(change: Tensor, segments: Segments) -> Tensor:
@@ -79,6 +71,29 @@ def _mean(values: Tensor, weights: Tensor, segments: Segments) -> Tensor:
     return segments.sum(weights * values) / segments.sum(weights).clamp_min(_TINY)
 
 
+def _are_few(x: Tensor, alpha: float, _on_bad: OnBad) -> bool:
+    """Up to `MOST_ROWS` rows; no transform or forward-mode differentiation."""
+    from sparsum.kernels.segments import MOST_ROWS
+
+    # Each row adds up the lengths of those before it: with more rows, dense probabilities are faster.
+    return not is_transformed() and dispatch.takes(x, alpha) and len(x) <= MOST_ROWS
+
+
+def _find_by_kernels(x: Tensor, alpha: float, on_bad: OnBad) -> tuple[Packed, Tensor]:
+    """Three launches; between the second and the third the host reads how large the support is."""
+    from sparsum.kernels import segments, simplex_packed
+
+    rows = x.unsqueeze(1)
+    found = simplex_packed.support(rows, EXPONENTS[alpha])
+    lengths = found[1]
+    n_entries, n_empty = read_sizes(segments.tally(lengths), most=x.numel())
+    if n_empty:
+        on_bad(lengths == 0)
+    flat, probs, row = simplex_packed.pack(rows, found, n_entries, EXPONENTS[alpha])
+    return Packed(flat, Segments(row, lengths, may_be_padded())), probs
+
+
+@kernels.operation("packed_entmax", kernel=_find_by_kernels, takes=_are_few)
 def _find(x: Tensor, alpha: float, on_bad: OnBad) -> tuple[Packed, Tensor]:
     """The support, and its probabilities in at least single precision."""
     scores = x.to(compute_dtype(x))
@@ -90,7 +105,7 @@ def _find(x: Tensor, alpha: float, on_bad: OnBad) -> tuple[Packed, Tensor]:
             candidates, probs = found
             is_support = probs > 0
             return candidates.select(is_support), probs[is_support]
-    probs = solve(scores, alpha)
+    probs = solve(scores, alpha, None)
     packed = support(probs, on_bad=on_bad)
     return packed, packed.take(probs)
 
@@ -100,16 +115,8 @@ class _OnGPU(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, alpha: float, on_bad: OnBad) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        from sparsum.kernels import segments, simplex_packed
-
-        rows = x.unsqueeze(1)
-        with dispatch.on_device_of(x):
-            found = simplex_packed.support(rows, EXPONENTS[alpha])
-            lengths = found[1]
-            n_entries, n_empty = read_sizes(segments.tally(lengths), most=x.numel())
-            if n_empty:
-                on_bad(lengths == 0)
-            flat, probs, row = simplex_packed.pack(rows, found, n_entries, EXPONENTS[alpha])
+        packed, probs = _find(x, alpha, on_bad)
+        flat, row, lengths = packed.flat, packed.segments.row, packed.segments.lengths
         probs = probs.to(x.dtype)
         ctx.alpha, ctx.n, ctx.is_padded = alpha, x.shape[-1], may_be_padded()
         ctx.save_for_backward(probs, flat, row, lengths)
@@ -122,18 +129,31 @@ class _OnGPU(torch.autograd.Function):
         if grad is None:
             return None, None, None
         probs, flat, row, lengths = ctx.saved_tensors
-        if torch.is_grad_enabled() or is_transformed() or not kernels.can_read(grad):
-            segments = Segments(row, lengths, ctx.is_padded)
-            entries = _pulled(segments.clear_padding(grad), probs, segments, ctx.alpha)
-            return grad.new_zeros(len(lengths) * ctx.n).index_add(0, flat, entries).view(-1, ctx.n), None, None
-        from sparsum.kernels import simplex_packed
+        packed = Packed(flat, Segments(row, lengths, ctx.is_padded))
+        return _pull(grad, probs, packed, ctx.n, ctx.alpha), None, None
 
-        with dispatch.on_device_of(grad):
-            return simplex_packed.pull(grad.contiguous(), flat, probs, lengths, ctx.n, EXPONENTS[ctx.alpha]), None, None
+
+def _pull_by_kernel(grad: Tensor, probs: Tensor, packed: Packed, n: int, alpha: float) -> Tensor:
+    from sparsum.kernels import simplex_packed
+
+    return simplex_packed.pull(grad.contiguous(), packed.flat, probs, packed.segments.lengths, n, EXPONENTS[alpha])
+
+
+@kernels.operation("packed_entmax_backward", kernel=_pull_by_kernel, takes=kernels.is_undifferentiated)
+def _pull(
+    grad: Tensor,  # shape: (n_entries,)
+    probs: Tensor,  # shape: (n_entries,)
+    packed: Packed,
+    n: int,
+    alpha: float,
+) -> Tensor:
+    """The gradient of the scores, (n_rows, n), from that of the packed probabilities; differentiable."""
+    entries = _pulled(packed.segments.clear_padding(grad), probs, packed.segments, alpha)
+    return grad.new_zeros(packed.segments.n_rows * n).index_add(0, packed.flat, entries).view(-1, n)
 
 
 def _pulled(grad: Tensor, probs: Tensor, segments: Segments, alpha: float) -> Tensor:
-    """The gradient on the support, differentiable: the twin of the kernel."""
+    """The gradient on the support."""
     is_support = probs.detach() > 0
     weights = is_support.to(probs.dtype)
     if alpha == 1.5:

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from sparsum import kernels
 from sparsum.simplex import dispatch
 from sparsum.simplex.any_alpha import solve_any_alpha
 from sparsum.simplex.blocks import block_peaks, reads_in_blocks, solve_long
@@ -14,17 +15,21 @@ from sparsum.simplex.dispatch import EXPONENTS
 from sparsum.simplex.thresholds import solve_short, solve_traceable
 
 
-def solve(x: Tensor, alpha: float | Tensor, *, mask: Tensor | None = None, traceable: bool = False) -> Tensor:
+@kernels.operation("entmax", kernel=dispatch.solve, takes=dispatch.takes, is_traceable=True)
+def solve(x: Tensor, alpha: float | Tensor, mask: Tensor | None) -> Tensor:
     """Probabilities of the rows of ``x`` (*batch, n), n > 0, in its dtype; ``alpha`` is a number or of shape (*batch, 1).
 
-    A row whose entries are all -inf gets zeros; entries of +inf share the mass of their row; a NaN makes its row NaN.
-    Only kernels take a mask, of the dimensions of ``x``, some of size 1; elsewhere the scores have it applied.
+    A row whose entries are all -inf gets zeros; entries of +inf share the mass of their row; a NaN makes its row NaN. The
+    mask has the dimensions of ``x``, some of size 1.
     """
-    if not traceable and isinstance(alpha, float) and dispatch.serve(x, alpha):
-        return dispatch.solve(x, alpha, mask)
+    return solve_plainly(x if mask is None else x.masked_fill(~mask, -torch.inf), alpha)
+
+
+def solve_plainly(x: Tensor, alpha: float | Tensor, *, traceable: bool = False) -> Tensor:
+    """`solve` in plain torch; ``traceable`` takes the same steps for any values, as a graph has to."""
     if x.ndim != 2:
         alpha = alpha.reshape(-1, 1) if isinstance(alpha, Tensor) else alpha
-        return solve(x.reshape(-1, x.shape[-1]), alpha, traceable=traceable).view(x.shape)
+        return solve_plainly(x.reshape(-1, x.shape[-1]), alpha, traceable=traceable).view(x.shape)
     if not traceable and x.numel() == 0:
         return torch.empty_like(x)
     in_blocks = not traceable and isinstance(alpha, float) and alpha in EXPONENTS and reads_in_blocks(x)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from sparsum import kernels
 from sparsum.arguments import check_int
-from sparsum.solvers import kkt
+from sparsum.solvers import active_bits, kkt
 from sparsum.solvers.abstract import AbstractSolver, NotConverged, Solution
-from sparsum.solvers.active_bits import is_served, run_bits
 from sparsum.solvers.loop import run, run_again
 from sparsum.solvers.polish import Found
 from sparsum.solvers.quadratic import Padded, Quadratic, unpack
@@ -103,8 +103,8 @@ class ActiveSet(AbstractSolver):
 
     def _find(self, problem: Quadratic, rows: BoundScores, max_steps: int) -> Found:
         """The atoms of all rows and their certificates."""
-        if self.start is None and is_served(problem):
-            done = run_bits(problem, rows, tolerance=self.tolerance, max_steps=max_steps)
+        if self.start is None:
+            problem, done = _run_from_best(rows.flat, rows, problem, self.tolerance, max_steps)
         else:
             problem, best = _best_atoms(problem, rows)
             every, atoms, probs = torch.arange(len(best), device=best.device), *self._start(problem, best)
@@ -123,9 +123,7 @@ class ActiveSet(AbstractSolver):
 
     def _start(self, problem: Quadratic, best: Tensor) -> tuple[Tensor, Tensor]:
         """Atoms, (n_rows, n_slots, *event_shape), and feasible probabilities to start from, 0 for those left out."""
-        ones = problem.linear.new_ones(len(best), 1)
-        if self.start is None:
-            return best.unsqueeze(1), ones
+        assert self.start is not None
         atoms = _unpacked(self.start, len(best)) if isinstance(self.start, tuple) else self.start
         if atoms.shape[:1] != best.shape[:1] or atoms.shape[2:] != best.shape[1:] or not atoms.shape[1]:
             shape = f"({', '.join(map(str, [len(best), 'n_start', *best.shape[1:]]))})"
@@ -139,6 +137,21 @@ class ActiveSet(AbstractSolver):
         is_allowed[:, -1] = ~is_allowed[:, :-1].any(-1)
         kept = kkt.independent(kkt.lifted_gram(vectors, problem.weight, is_allowed), is_allowed)
         return atoms, kept / kept.sum(-1, keepdim=True, dtype=torch.float64)
+
+
+@kernels.operation("active_set_of_bits", kernel=active_bits.run_bits, takes=active_bits.takes, is_traceable=True)
+def _run_from_best(
+    flat: Tensor,  # noqa: ARG001 (shape: (n_rows, n_parts), the scores, by which the registry chooses)
+    rows: BoundScores,
+    problem: Quadratic,
+    tolerance: float,
+    max_steps: int,
+) -> tuple[Quadratic, Padded]:
+    """The atoms of all rows, starting from their best ones, and the problem, with what it forbids, or None for nothing."""
+    problem, best = _best_atoms(problem, rows)
+    every, ones = torch.arange(len(best), device=best.device), problem.linear.new_ones(len(best), 1)
+    start = (every, best.unsqueeze(1), ones, torch.zeros_like(every))
+    return problem, Padded.from_packed(run(problem, *start, tolerance=tolerance, max_steps=max_steps, is_snapped=True))
 
 
 def _reported(found: Found) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from sparsum import kernels
 from sparsum.segments import OnBad, Segments, may_be_padded, read_sizes
-from sparsum.simplex.autograd import is_transformed
-from sparsum.simplex.dispatch import on_device_of
 from sparsum.solvers.abstract import Solution
 from sparsum.structures import BitCounts, BoundScores
 
@@ -44,23 +42,21 @@ class _Kind(NamedTuple):
 
 def takes(
     scores: Tensor,  # shape: (n_rows, n)
+    *_: object,
 ) -> bool:
-    """Whether the kernels take these rows."""
-    if torch.compiler.is_compiling() or _is_transformed(scores) or not scores.numel() or not kernels.serve(scores):
-        return False
-    from sparsum.kernels import bits
+    """Up to `MOST_BITS` bits; no transform or forward-mode differentiation."""
+    from sparsum.kernels.bits import MOST_BITS
 
-    return scores.shape[-1] <= bits.MOST_BITS
+    return not kernels.is_transformed() and scores.numel() > 0 and scores.shape[-1] <= MOST_BITS
 
 
-def _is_transformed(x: Tensor) -> bool:
-    """Whether a function transform or forward-mode differentiation is at work, or a batch of gradients."""
-    return is_transformed() or not kernels.can_read(x)
-
-
-def split(bound: BoundScores, counts: BitCounts, *, systematic: bool) -> Solution:
+def split(
+    scores: Tensor,  # shape: (n_rows, n)
+    bound: BoundScores,
+    counts: BitCounts,
+    systematic: bool,
+) -> Solution:
     """Split the marginals of all rows."""
-    scores = bound.flat
     kind = _Kind(counts.is_symmetric, systematic, not counts.is_free(scores.shape[-1]))
     total = counts.most if kind.is_limited else 0
     probs, atoms, row, found, is_solved = _Split.apply(scores, total, counts.is_exact, kind, bound.raise_bad)
@@ -76,13 +72,12 @@ class _Split(torch.autograd.Function):
     def forward(ctx: Any, scores: Tensor, total: int, is_exact: bool, kind: _Kind, on_bad: OnBad) -> tuple[Tensor, ...]:
         from sparsum.kernels import bits
 
-        with on_device_of(scores):
-            words, gaps, slots, totals, counts, is_solved = bits.split(scores, total, *kind, is_exact)
-            ends, n_bad, _ = counts.cumsum(1).unbind()  # one launch, where a sum for each would take two
-            n_atoms, n_bad_rows = read_sizes(ends[-1], n_bad[-1], most=slots.numel())
-            if n_bad_rows:
-                on_bad(counts[1] > 0)
-            atoms, probs, row = bits.pack(words, gaps, slots, ends, n_atoms, scores.dtype)
+        words, gaps, slots, totals, counts, is_solved = bits.split(scores, total, *kind, is_exact)
+        ends, n_bad, _ = counts.cumsum(1).unbind()  # one launch, where a sum for each would take two
+        n_atoms, n_bad_rows = read_sizes(ends[-1], n_bad[-1], most=slots.numel())
+        if n_bad_rows:
+            on_bad(counts[1] > 0)
+        atoms, probs, row = bits.pack(words, gaps, slots, ends, n_atoms, scores.dtype)
         ctx.mark_non_differentiable(atoms, row, counts, is_solved)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(words, slots, totals, ends)
@@ -94,13 +89,7 @@ class _Split(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, None, None, None, None]:
         if grad is None:
             return None, None, None, None, None
-        order = _Order(*ctx.saved_tensors)
-        if torch.is_grad_enabled() or _is_transformed(grad):  # derivatives of this one, or many of them
-            return _pull(grad, order, ctx.kind), None, None, None, None
-        from sparsum.kernels import bits
-
-        with on_device_of(grad):
-            return bits.pull(grad, *order, kind=tuple(ctx.kind), dtype=grad.dtype), None, None, None, None
+        return _pull(grad, _Order(*ctx.saved_tensors), ctx.kind), None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> tuple[Any, ...]:
@@ -130,6 +119,13 @@ def _push(
     return result.scatter(0, order.positions(n_atoms).flatten(), gaps.flatten())[:-1].to(tangent.dtype)
 
 
+def _pull_by_kernel(grad: Tensor, order: _Order, kind: _Kind) -> Tensor:
+    from sparsum.kernels import bits
+
+    return bits.pull(grad, *order, kind=kind, dtype=grad.dtype)
+
+
+@kernels.operation("split_bits_backward", kernel=_pull_by_kernel, takes=kernels.is_undifferentiated)
 def _pull(
     grad: Tensor,  # shape: (n_atoms,)
     order: _Order,

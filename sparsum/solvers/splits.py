@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sparsum import kernels
 from sparsum.segments import Packed, Segments
 from sparsum.simplex import sparsemax
 from sparsum.solvers import fused_splits
 from sparsum.solvers.abstract import AbstractSolver, Solution
 from sparsum.solvers.projections import bit_marginals
-from sparsum.structures import BoundScores
+from sparsum.structures import BitCounts, BoundScores
 
 # Atoms that would get less than this are rounding, and are dropped.
 _NEGLIGIBLE = 1e-12
@@ -55,17 +56,12 @@ class Nested(AbstractSolver):
             return _split_groups(bound, structure.group_size)
         if counts is None or not counts.is_free(scores.shape[-1]):
             raise TypeError(f"Nested takes Bits and Groups, got {structure!r}; ActiveSet takes any structure")
-        if fused_splits.takes(scores):
-            return fused_splits.split(bound, counts, systematic=False)
-        marginals = bit_marginals(scores, counts)
-        is_one, is_fractional = kinds(marginals)
-        gaps, order = nested_gaps(marginals, is_fractional)
-        packed = bound.pack(gaps.detach() > _NEGLIGIBLE, bound.is_unusable)
-        rank = _inverse(order)
-        rank[~is_fractional] = scores.shape[-1]
-        chosen = packed.flat % gaps.shape[-1]
-        atoms = (rank[packed.row] < chosen.to(rank.dtype).unsqueeze(-1)) | is_one[packed.row]
-        return _solution(atoms.to(bound.dtype), gaps, packed, bound.dtype)
+        structure, counts = bound.structure, bound.structure.bit_counts()
+        if structure.has_free_choices and structure.group_size is not None:
+            return _split_groups(bound, structure.group_size)
+        if counts is None or not counts.is_free(bound.flat.shape[-1]):
+            raise TypeError(f"Nested takes Bits and Groups, got {structure!r}; ActiveSet takes any structure")
+        return _split_bits(bound.flat, bound, counts, False)
 
 
 @dataclass(frozen=True)
@@ -91,23 +87,52 @@ class Systematic(AbstractSolver):
 
     def solve(self, bound: BoundScores) -> Solution:
         """Split the marginals of all rows; takes `Bits`, `Budget` and `Subset`."""
-        scores, counts = bound.flat, bound.structure.bit_counts()
+        counts = bound.structure.bit_counts()
         if counts is None:
             raise TypeError(
                 f"Systematic takes Bits, Budget and Subset, got {bound.structure!r}; ActiveSet takes any structure"
             )
-        if fused_splits.takes(scores):
-            return fused_splits.split(bound, counts, systematic=True)
-        marginals = bit_marginals(scores, counts)
-        is_one, is_fractional = kinds(marginals)
-        gaps, order, whole = systematic_gaps(marginals, is_fractional)
-        is_bad = bound.is_unusable
-        if counts.is_exact:
-            is_bad = is_bad | ((scores > -torch.inf).sum(-1) < counts.most)
-        packed = bound.pack(gaps.detach() > _NEGLIGIBLE, is_bad)
-        chosen = packed.flat % gaps.shape[-1]
-        atoms = _systematic_atoms(order, whole, is_fractional, chosen, packed.segments) | is_one[packed.row]
-        return _solution(atoms.to(bound.dtype), gaps, packed, bound.dtype)
+        return _split_bits(bound.flat, bound, counts, True)
+
+
+@kernels.operation("split_bits", kernel=fused_splits.split, takes=fused_splits.takes)
+def _split_bits(
+    scores: Tensor,  # shape: (n_rows, n)
+    bound: BoundScores,
+    counts: BitCounts,
+    systematic: bool,
+) -> Solution:
+    """Split the marginals of all rows, differentiably."""
+    marginals = bit_marginals(scores, counts)
+    is_one, is_fractional = kinds(marginals)
+    split = _split_systematic if systematic else _split_nested
+    is_bad = bound.is_unusable
+    if counts.is_exact:
+        is_bad = is_bad | ((scores > -torch.inf).sum(-1) < counts.most)
+    packed, atoms, gaps = split(bound, marginals, is_fractional, is_bad)
+    return _solution((atoms | is_one[packed.row]).to(bound.dtype), gaps, packed, bound.dtype)
+
+
+def _split_nested(
+    bound: BoundScores, marginals: Tensor, is_fractional: Tensor, is_bad: Tensor
+) -> tuple[Packed, Tensor, Tensor]:
+    """Which gaps are atoms, which fractional bits these set, (n_atoms, n), and all gaps, (n_rows, n + 1)."""
+    gaps, order = nested_gaps(marginals, is_fractional)
+    packed = bound.pack(gaps.detach() > _NEGLIGIBLE, is_bad)
+    rank = _inverse(order)
+    rank[~is_fractional] = marginals.shape[-1]
+    chosen = packed.flat % gaps.shape[-1]
+    return packed, rank[packed.row] < chosen.to(rank.dtype).unsqueeze(-1), gaps
+
+
+def _split_systematic(
+    bound: BoundScores, marginals: Tensor, is_fractional: Tensor, is_bad: Tensor
+) -> tuple[Packed, Tensor, Tensor]:
+    """As `_split_nested`."""
+    gaps, order, whole = systematic_gaps(marginals, is_fractional)
+    packed = bound.pack(gaps.detach() > _NEGLIGIBLE, is_bad)
+    chosen = packed.flat % gaps.shape[-1]
+    return packed, _systematic_atoms(order, whole, is_fractional, chosen, packed.segments), gaps
 
 
 def nested_gaps(marginals: Tensor, is_fractional: Tensor) -> tuple[Tensor, Tensor]:

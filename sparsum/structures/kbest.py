@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from sparsum import kernels
-from sparsum.simplex.dispatch import on_device_of
 from sparsum.tensors import tensor_cache
 
 
@@ -123,6 +122,20 @@ def _sets_as_bits(k: int, width: int, device: torch.device) -> Tensor:
     return torch.tensor([sum(1 << position for position in set(row)) for row in members.tolist()], device=device)
 
 
+def _are_few_bits(scores: Tensor, k: int) -> bool:
+    """More than one and up to `MOST_BEST` vectors, of up to `MOST_BITS` bits."""
+    from sparsum.kernels.best_bits import MOST_BEST, MOST_BITS
+
+    return 1 < k <= MOST_BEST and scores.shape[-1] <= MOST_BITS
+
+
+def _best_in_one_launch(scores: Tensor, k: int) -> Tensor:
+    from sparsum.kernels import best_bits
+
+    return best_bits.best(scores, _sets_as_bits(k, min(k - 1, scores.shape[-1]), scores.device), k)
+
+
+@kernels.operation("best_bits", kernel=_best_in_one_launch, takes=_are_few_bits)
 def best_bits(
     scores: Tensor,  # shape: (n_rows, n)
     k: int,
@@ -132,14 +145,6 @@ def best_bits(
     Flipping bits of the best vector costs the absolute value of their scores, so that the k - 1 smallest of these are
     enough: a table of sets, one top-k of the bits, one of the sets.
     """
-    is_plain = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
-    if k > 1 and is_plain and kernels.serve(scores):
-        from sparsum.kernels import best_bits
-
-        if scores.shape[-1] <= best_bits.MOST_BITS and k <= best_bits.MOST_BEST:
-            table = _sets_as_bits(k, min(k - 1, scores.shape[-1]), scores.device)
-            with on_device_of(scores):
-                return best_bits.best(scores, table, k)
     best = (scores > 0).to(scores.dtype)
     if k == 1:
         return best.unsqueeze(1)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sparsum_experiments.likelihood import pixel_log_likelihood
 from torch import Tensor
 
-from sparsum import kernels
+from tests.kernels.serving import serving
 from tests.simplex.test_devices import n_waits
 
 pytest.importorskip("triton")
@@ -26,8 +26,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True, scope="module")
 def _serving() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "serve", lambda x: True)
+    with serving(True):
         yield
 
 

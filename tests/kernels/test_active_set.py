@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 import sparsum as sp
-from sparsum.solvers import ActiveSet, Solution, active_bits, active_set, loop
-from sparsum.solvers.quadratic import Padded, Quadratic
+from sparsum import kernels
+from sparsum.solvers import ActiveSet, Solution, active_set
+from sparsum.solvers.quadratic import Quadratic
+from tests.kernels.serving import serving
 from tests.simplex.test_devices import n_waits
 
 kernel = pytest.importorskip("sparsum.kernels.active_set")
@@ -41,8 +43,9 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, is_served: bool) -> None:
-    """Say whether the kernel takes over, on a CPU too."""
-    monkeypatch.setattr(active_set, "is_served", lambda problem: is_served)
+    """Say whether this kernel alone takes over, on a CPU too."""
+    operation = kernels.OPERATIONS["active_set_of_bits"]
+    monkeypatch.setattr(active_set, "_run_from_best", operation.kernel if is_served else operation.twin)
 
 
 def assert_same(there: Solution, here: Solution) -> None:
@@ -77,21 +80,6 @@ def mean_of(solution: Solution) -> Tensor:
 def test_it_does_what_the_loop_does(monkeypatch: pytest.MonkeyPatch, structure: sp.Bits, name: str) -> None:
     solution = check(monkeypatch, SCORES[name](normal(2, structure.n, seed=structure.n)), structure)
     assert bool(solution.is_solved.all())
-
-
-def test_the_kernel_alone_has_the_probabilities_of_the_loop() -> None:
-    for structure in (sp.Bits(12), sp.Budget(9, 4)):
-        scores = normal(2, structure.n, seed=3).to(DEVICE)
-        linear, weight = structure.quadratic(scores)
-        problem = Quadratic(structure, scores, linear, weight, torch.zeros_like(linear, dtype=torch.bool))
-        best, every = problem.best(scores), torch.arange(2, device=DEVICE)
-        start = (best.unsqueeze(1), torch.ones_like(scores[:, :1]), torch.zeros_like(every))
-        packed = loop.run(problem, every, *start, tolerance=1e-9, max_steps=200, is_snapped=True)
-        slow = Padded.from_packed(packed)
-        fast = active_bits.run_bits(problem, structure.bind(scores), tolerance=1e-9, max_steps=200)
-        assert torch.equal(fast.atoms, slow.atoms)
-        assert torch.equal(fast.steps, slow.steps)
-        torch.testing.assert_close(fast.probs, slow.probs, atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("structure", [sp.Bits(6), sp.Budget(6, 3), sp.Subset(6, 3)], ids=repr)
@@ -148,21 +136,24 @@ def test_rows_without_a_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
         ActiveSet().solve(sp.Bits(4).bind(scores))
 
 
-def test_what_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparsum.kernels.serve", lambda x: True)
-
+def test_what_is_served() -> None:
     class MyBits(sp.Bits):
         """With an argmax that may be another."""
 
-    def problem(structure: sp.AbstractStructure, n: int, n_rows: int = 2) -> Quadratic:
-        linear = torch.zeros(n_rows, n)
-        return Quadratic(structure, linear, linear, linear[0] if n_rows else linear, None)
+        def argmax(self, scores: Tensor) -> Tensor:
+            return super().argmax(scores)
 
-    assert active_bits.is_served(problem(sp.Bits(3), 3))
-    assert not active_bits.is_served(problem(MyBits(3), 3))
-    assert not active_bits.is_served(problem(sp.OneOf(3), 3))
-    assert not active_bits.is_served(problem(sp.Bits(3), 3, n_rows=0))
-    assert not active_bits.is_served(problem(sp.Bits(5000), 5000))
+    def is_served(structure: sp.AbstractStructure, n: int, n_rows: int = 2) -> bool:
+        scores = torch.zeros(n_rows, n)
+        problem = Quadratic(structure, scores, scores, torch.ones(n), None)
+        return kernels.OPERATIONS["active_set_of_bits"].serves(scores, structure.bind(scores), problem, 1e-9, 10)
+
+    with serving(True):
+        assert is_served(sp.Bits(3), 3)
+        assert not is_served(MyBits(3), 3)
+        assert not is_served(sp.OneOf(3), 3)
+        assert not is_served(sp.Bits(3), 3, n_rows=0)
+        assert not is_served(sp.Bits(5000), 5000)
 
 
 @on_a_gpu

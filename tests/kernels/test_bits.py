@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
@@ -14,9 +13,9 @@ from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import sparsum as sp
-from sparsum import kernels
 from sparsum.segments import reading_sizes
 from sparsum.solvers import Nested, Systematic
+from tests.kernels.serving import serving
 from tests.simplex.test_devices import n_waits
 
 pytest.importorskip("triton")
@@ -24,17 +23,6 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 on_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 
 Bitwise = sp.Bits | sp.Budget | sp.Subset
-
-
-@contextmanager
-def serving(is_served: bool) -> Iterator[None]:
-    """With the kernels, or without them, wherever the tensors are."""
-    original = kernels.serve
-    kernels.serve = lambda x: is_served
-    try:
-        yield
-    finally:
-        kernels.serve = original
 
 
 class Split(NamedTuple):

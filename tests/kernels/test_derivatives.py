@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +11,7 @@ from torch import Tensor
 
 import sparsum as sp
 from sparsum import kernels
+from tests.kernels.serving import serving
 
 pytest.importorskip("triton")
 # Said by the interpreter, where rows are compared with infinities.
@@ -30,18 +28,18 @@ FUNCTIONS: dict[str, Function] = {
 }
 
 
-def on_both(monkeypatch: pytest.MonkeyPatch, compute: Callable[[Tensor], Tensor], dtype: torch.dtype) -> list[Tensor]:
+def on_both(compute: Callable[[Tensor], Tensor], dtype: torch.dtype) -> list[Tensor]:
     """A result without kernels and with them."""
     x = torch.randn(3, 5, generator=torch.Generator().manual_seed(0), dtype=dtype).to(DEVICE)
     results = []
     for is_served in (False, True):
-        monkeypatch.setattr(kernels, "serve", lambda _, answer=is_served: answer)
-        results.append(compute(x.clone()))
+        with serving(is_served):
+            results.append(compute(x.clone()))
     return results
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_forward_over_reverse(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_forward_over_reverse(name: str) -> None:
     """A gradient has a tangent where the scores have one: the product of the Hessian with a vector."""
 
     def product(x: Tensor) -> Tensor:
@@ -52,27 +50,27 @@ def test_forward_over_reverse(monkeypatch: pytest.MonkeyPatch, name: str) -> Non
         assert tangent is not None
         return tangent
 
-    plain, served = on_both(monkeypatch, product, torch.float64)
+    plain, served = on_both(product, torch.float64)
     torch.testing.assert_close(served, plain)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_batches_of_gradients(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_batches_of_gradients(name: str) -> None:
     def jacobian(x: Tensor) -> Tensor:
         found: Tensor = torch.autograd.functional.jacobian(FUNCTIONS[name], x, vectorize=True)
         return found
 
-    plain, served = on_both(monkeypatch, jacobian, torch.float64)
+    plain, served = on_both(jacobian, torch.float64)
     torch.testing.assert_close(served, plain)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_second_derivatives(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_second_derivatives(name: str) -> None:
     def hessian(x: Tensor) -> Tensor:
         found: Tensor = torch.autograd.functional.hessian(lambda y: FUNCTIONS[name](y).square().sum(), x)
         return found
 
-    plain, served = on_both(monkeypatch, hessian, torch.float64)
+    plain, served = on_both(hessian, torch.float64)
     torch.testing.assert_close(served, plain)
 
 
@@ -81,11 +79,3 @@ def test_views_whose_memory_holds_something_else() -> None:
     assert x.is_neg()
     torch.testing.assert_close(sp.sparsemax(x), sp.sparsemax(x.clone()))
     assert not kernels.can_read(x)
-
-
-def test_kernels_can_be_switched_off() -> None:
-    code = "from sparsum import kernels; print(kernels.IS_USABLE)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"SPARSUM_KERNELS": "0"}, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "False\n"

@@ -12,10 +12,9 @@ LENGTHS = [[3, 0, 1, 5], [1], [0, 0], [200, 3, 0, 70], [1] * 300]
 
 @pytest.mark.parametrize("lengths", LENGTHS, ids=lambda lengths: f"{len(lengths)} rows")
 @pytest.mark.parametrize("rest", [(), (3,), (2, 5), (130,)])
-@pytest.mark.parametrize("n_padding", [0, 4])
-def test_sums_are_those_of_the_rows(lengths: list[int], rest: tuple[int, ...], n_padding: int) -> None:
+def test_padding_counts_in_no_sum(lengths: list[int], rest: tuple[int, ...]) -> None:
     n = sum(lengths)
-    values = torch.randn(n + n_padding, *rest, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    values = torch.randn(n + 4, *rest, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     found = _segments.segment_sum(values, torch.tensor(lengths, device=DEVICE))
     wanted = [part.double().sum(0) for part in values[:n].split(lengths)]
     torch.testing.assert_close(found, torch.stack(wanted).float(), rtol=1e-6, atol=1e-6)

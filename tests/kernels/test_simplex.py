@@ -20,9 +20,9 @@ from torch.distributions import constraints
 import sparsum as sp
 from sparsum.kernels import launch as launching
 from sparsum.segments import reading_sizes
-from sparsum.simplex import dispatch
 from sparsum.simplex.packed import packed_entmax
-from sparsum.simplex.solve import solve
+from sparsum.simplex.solve import solve_plainly
+from tests.kernels.serving import serving
 from tests.reference import entmax_by_root_finding, sparsemax_by_sorting
 
 kernels = pytest.importorskip("sparsum.kernels.simplex")
@@ -53,9 +53,10 @@ def small_blocks() -> Iterator[None]:
 
 
 @pytest.fixture
-def _kernels_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+def _kernels_serve() -> Iterator[None]:
     """Let the public functions call the kernels on the CPU too."""
-    monkeypatch.setattr(dispatch, "serve", lambda x, alpha: isinstance(alpha, float) and alpha in dispatch.EXPONENTS)
+    with serving(True):
+        yield
 
 
 def odd_rows(n: int, seed: int, dtype: torch.dtype) -> Tensor:
@@ -75,7 +76,7 @@ def odd_rows(n: int, seed: int, dtype: torch.dtype) -> Tensor:
 def expected(x: Tensor, exponent: int, mask: Tensor | None = None) -> Tensor:
     """The plain version on the CPU, in double precision."""
     x = x.cpu().double()
-    return solve(x if mask is None else x.masked_fill(~mask.cpu().expand(x.shape), -torch.inf), ALPHAS[exponent])
+    return solve_plainly(x if mask is None else x.masked_fill(~mask.cpu().expand(x.shape), -torch.inf), ALPHAS[exponent])
 
 
 def assert_near(actual: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
@@ -345,7 +346,7 @@ def test_public_functions_in_all_shapes(mapping: Callable[..., Tensor]) -> None:
     weight = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(2)).to(DEVICE)
     for dim in range(-4, 4):
         (found,) = torch.autograd.grad((mapping(x, dim, mask=mask) * weight).sum(), x)
-        with mock.patch.object(dispatch, "serve", return_value=False):
+        with serving(False):
             exact = x.detach().cpu().double().requires_grad_()
             wanted = mapping(exact, dim, mask=mask.cpu())
             (wanted_gradient,) = torch.autograd.grad((wanted * weight.cpu()).sum(), exact)
