@@ -32,7 +32,7 @@ test-browser: $(READY) ## The page of `sparsum report` in a browser: a chromium 
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,browser]' --editable ./experiments
 	$(BIN)/python -m pytest --quiet -rs -m browser tests/experiments/browser
 
-test-all: test test-browser demo ## All of it, the page in a browser, the demo, and recorded runs made again
+test-all: test test-browser demo ## All of it, the page in a browser, the demo, the wheels, and recorded runs made again
 	$(BIN)/python -m pytest --quiet -rs -m slow
 
 format: $(READY) ## Format and fix what can be fixed
