@@ -17,7 +17,7 @@ from sparsum.solvers.abstract import Solution
 from sparsum.structures import BitCounts, BoundScores
 
 
-class _Order(NamedTuple):
+class Order(NamedTuple):
     """What the probabilities depend on piecewise linearly: see `sparsum.kernels.bits`."""
 
     words: Tensor
@@ -32,7 +32,7 @@ class _Order(NamedTuple):
         return torch.where(is_kept, starts + self.slots, n_atoms)
 
 
-class _Kind(NamedTuple):
+class Kind(NamedTuple):
     """Which marginals and which split."""
 
     is_symmetric: bool
@@ -57,19 +57,19 @@ def split(
     systematic: bool,
 ) -> Solution:
     """Split the marginals of all rows."""
-    kind = _Kind(counts.is_symmetric, systematic, not counts.is_free(scores.shape[-1]))
+    kind = Kind(counts.is_symmetric, systematic, not counts.is_free(scores.shape[-1]))
     total = counts.most if kind.is_limited else 0
-    probs, atoms, row, found, is_solved = _Split.apply(scores, total, counts.is_exact, kind, bound.raise_bad)
+    probs, atoms, row, found, is_solved = Split.apply(scores, total, counts.is_exact, kind, bound.raise_bad)
     lengths, _, zeros = found.unbind()
     packed = Segments(row, lengths, is_padded=may_be_padded())
     return Solution(atoms, probs, packed, is_solved, zeros, zeros.view(torch.float64))
 
 
-class _Split(torch.autograd.Function):
+class Split(torch.autograd.Function):
     """Atoms, and their probabilities with derivatives."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, total: int, is_exact: bool, kind: _Kind, on_bad: OnBad) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, scores: Tensor, total: int, is_exact: bool, kind: Kind, on_bad: OnBad) -> tuple[Tensor, ...]:
         from sparsum.kernels import bits
 
         words, gaps, slots, totals, counts, is_solved = bits.split(scores, total, *kind, is_exact)
@@ -89,17 +89,17 @@ class _Split(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, None, None, None, None]:
         if grad is None:
             return None, None, None, None, None
-        return _pull(grad, _Order(*ctx.saved_tensors), ctx.kind), None, None, None, None
+        return _pull(grad, Order(*ctx.saved_tensors), ctx.kind), None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> tuple[Any, ...]:
-        return _push(tangent, _Order(*ctx.saved_tensors), ctx.kind, ctx.n_atoms), None, None, None, None
+        return _push(tangent, Order(*ctx.saved_tensors), ctx.kind, ctx.n_atoms), None, None, None, None
 
 
 def _push(
     tangent: Tensor,  # shape: (n_rows, n)
-    order: _Order,
-    kind: _Kind,
+    order: Order,
+    kind: Kind,
     n_atoms: int,
 ) -> Tensor:
     """The change of the packed probabilities with the scores, in plain torch: (n_atoms,)."""
@@ -119,7 +119,7 @@ def _push(
     return result.scatter(0, order.positions(n_atoms).flatten(), gaps.flatten())[:-1].to(tangent.dtype)
 
 
-def _pull_by_kernel(grad: Tensor, order: _Order, kind: _Kind) -> Tensor:
+def _pull_by_kernel(grad: Tensor, order: Order, kind: Kind) -> Tensor:
     from sparsum.kernels import bits
 
     return bits.pull(grad, *order, kind=kind, dtype=grad.dtype)
@@ -128,8 +128,8 @@ def _pull_by_kernel(grad: Tensor, order: _Order, kind: _Kind) -> Tensor:
 @kernels.operation("split_bits_backward", kernel=_pull_by_kernel, takes=kernels.is_undifferentiated)
 def _pull(
     grad: Tensor,  # shape: (n_atoms,)
-    order: _Order,
-    kind: _Kind,
+    order: Order,
+    kind: Kind,
 ) -> Tensor:
     """The adjoint of `_push`, in plain torch: (n_rows, n)."""
     place = order.words[:, 1].long()

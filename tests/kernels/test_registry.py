@@ -118,9 +118,9 @@ def split_gradients() -> Inputs:
     for kind, total in (((True, False, False), 0), ((False, True, False), 0), ((True, True, True), 3)):
         with torch.enable_grad():
             scores = normal(3, 7, dtype=torch.float64).requires_grad_()
-            probs = fused_splits._Split.apply(scores, total, False, fused_splits._Kind(*kind))[0]
-        order = fused_splits._Order(*probs.grad_fn.saved_tensors)
-        yield normal(len(probs), dtype=torch.float64), order, fused_splits._Kind(*kind)
+            probs = fused_splits.Split.apply(scores, total, False, fused_splits.Kind(*kind), let_pass)[0]
+        order = fused_splits.Order(*probs.grad_fn.saved_tensors)
+        yield normal(len(probs), dtype=torch.float64), order, fused_splits.Kind(*kind)
 
 
 def problems() -> Inputs:

@@ -18,7 +18,7 @@ from sparsum.segments import Segments, reading_sizes
 from sparsum.solvers import NotConverged, Solution, kkt, loop
 from sparsum.solvers.active_set import ActiveSet
 from sparsum.structures import AbstractStructure
-from sparsum.structures.scores import flatten, unflatten
+from sparsum.structures.scores import BoundScores, as_tuple, flatten, unflatten
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +120,12 @@ def chain(length: int, n_tags: int) -> Listed:
     return Listed(torch.cat([unary, pairs], -1), torch.cat([torch.ones(unary.shape[-1]), torch.zeros(pairs.shape[-1])]))
 
 
+def bind(structure: AbstractStructure, scores: Any) -> BoundScores:
+    """Rows of scores, which may be a tuple."""
+    tensors = as_tuple(scores)
+    return BoundScores(structure, tensors, tensors[0].shape[:1])
+
+
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
@@ -197,7 +203,7 @@ def scores_for(structure: Any, n_rows: int, scale: float = 1.0, seed: int = 1) -
 def test_it_agrees_with_a_generic_solver(name: str, scale: float) -> None:
     structure = SMALL[name]
     scores = scores_for(structure, 6, scale)
-    solution = ActiveSet().solve(structure.bind(scores))
+    solution = ActiveSet().solve(bind(structure, scores))
     check(solution, structure, scores)
     b, weight = structure.quadratic(flatten(scores))
     mean = mean_of(solution, structure)
@@ -230,7 +236,7 @@ def test_it_agrees_with_a_generic_solver(name: str, scale: float) -> None:
 )
 def test_marginals_of_bits_are_a_clamp(most: int, is_symmetric: bool, scores: Tensor) -> None:
     structure = SomeBits(40, most, is_symmetric)
-    solution = ActiveSet().solve(structure.bind(scores))
+    solution = ActiveSet().solve(bind(structure, scores))
     assert bool(solution.is_solved.all())
     torch.testing.assert_close(mean_of(solution, structure), structure.marginals_by_bisection(scores), atol=1e-9, rtol=0)
     assert int(solution.atoms.sum(-1).max()) <= most
@@ -241,7 +247,7 @@ def test_many_bits(most: int) -> None:
     structure = SomeBits(128, most)
     uniform = torch.rand(32, 128, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     scores = torch.cat([normal(32, 128), uniform])
-    solution = ActiveSet().solve(structure.bind(scores))
+    solution = ActiveSet().solve(bind(structure, scores))
     check(solution, structure, scores)
     torch.testing.assert_close(mean_of(solution, structure), structure.marginals_by_bisection(scores), atol=1e-9, rtol=0)
 
@@ -249,7 +255,7 @@ def test_many_bits(most: int) -> None:
 @pytest.mark.parametrize("most", [2000, 500])
 def test_very_many_bits(most: int) -> None:
     structure, scores = SomeBits(2000, most), normal(2, 2000)
-    solution = ActiveSet().solve(structure.bind(scores))
+    solution = ActiveSet().solve(bind(structure, scores))
     assert bool(solution.is_solved.all())
     torch.testing.assert_close(mean_of(solution, structure), structure.marginals_by_bisection(scores), atol=1e-9, rtol=0)
 
@@ -259,20 +265,20 @@ def test_nearly_equal_points(distance: float) -> None:
     points = normal(6, 5)
     structure = Listed(torch.cat([points] + [points + distance * normal(6, 5, seed=seed) for seed in range(1, 7)]))
     scores = torch.cat([scale * normal(16, 5, seed=7) for scale in (0.3, 1.0, 3.0)])
-    check(ActiveSet().solve(structure.bind(scores)), structure, scores)
+    check(ActiveSet().solve(bind(structure, scores)), structure, scores)
 
 
 def test_chains_with_ties_and_free_transitions() -> None:
     structure = chain(4, 3)
     n_parts = structure.members().shape[-1]
     for scores in (normal(100, n_parts), normal(100, n_parts).round(), torch.zeros(1, n_parts, dtype=torch.float64)):
-        check(ActiveSet().solve(structure.bind(scores)), structure, scores)
+        check(ActiveSet().solve(bind(structure, scores)), structure, scores)
 
 
 def test_without_a_quadratic_term_it_is_the_best_atom() -> None:
     structure = Listed(normal(30, 4), torch.zeros(4))
     scores = normal(8, 4, seed=1)
-    solution = ActiveSet(start=torch.arange(8).unsqueeze(-1)).solve(structure.bind(scores))
+    solution = ActiveSet(start=torch.arange(8).unsqueeze(-1)).solve(bind(structure, scores))
     assert torch.equal(solution.atoms, structure.argmax(scores))
 
 
@@ -295,7 +301,7 @@ def test_gradients(name: str, loss: Callable[[Solution, Tensor, int], Tensor]) -
         inputs = scores if isinstance(scores, tuple) else (scores,)
 
         def function(*inputs: Tensor) -> Tensor:
-            solution = ActiveSet().solve(structure.bind(inputs if len(inputs) > 1 else inputs[0]))
+            solution = ActiveSet().solve(bind(structure, inputs if len(inputs) > 1 else inputs[0]))
             return loss(solution, flatten(structure.vectors(solution.atoms)).double(), 5)
 
         inputs = tuple(x.clone().requires_grad_() for x in inputs)
@@ -307,7 +313,7 @@ def test_gradients(name: str, loss: Callable[[Solution, Tensor, int], Tensor]) -
 
 def test_gradient_of_the_mean_is_that_of_the_clamp() -> None:
     structure, scores = SomeBits(16, 16), normal(16, 16).requires_grad_()
-    solution = ActiveSet().solve(structure.bind(scores))
+    solution = ActiveSet().solve(bind(structure, scores))
     weight = normal(16, seed=2)
     (gradient,) = torch.autograd.grad((mean_of(solution, structure) @ weight).sum(), scores)
     is_inside = (scores.detach().abs() < 1).double()
@@ -337,11 +343,11 @@ def test_a_forbidden_part_is_as_if_it_were_not_there() -> None:
 def test_a_row_gets_the_same_atoms_in_any_batch(structure: Any, is_rounded: bool) -> None:
     scores = normal(24, 32, seed=4)
     scores = scores.round() / 2 if is_rounded else scores
-    whole = ActiveSet().solve(structure.bind(scores))
+    whole = ActiveSet().solve(bind(structure, scores))
     order = torch.randperm(24, generator=torch.Generator().manual_seed(0))
-    permuted = ActiveSet().solve(structure.bind(scores[order]))
+    permuted = ActiveSet().solve(bind(structure, scores[order]))
     for place, row in enumerate(order.tolist()):
-        alone = ActiveSet().solve(structure.bind(scores[row : row + 1]))
+        alone = ActiveSet().solve(bind(structure, scores[row : row + 1]))
         assert torch.equal(whole.atoms[whole.segments.row == row], alone.atoms)
         assert torch.equal(permuted.atoms[permuted.segments.row == place], alone.atoms)
         torch.testing.assert_close(whole.probs[whole.segments.row == row], alone.probs, atol=1e-10, rtol=0)
@@ -352,8 +358,8 @@ def test_a_row_gets_the_same_atoms_in_any_batch(structure: Any, is_rounded: bool
 def test_dtypes(dtype: torch.dtype) -> None:
     scores = normal(8, 64).to(dtype).requires_grad_()
     structure = SomeBits(64, 30)
-    solution = ActiveSet().solve(structure.bind(scores))
-    exact = ActiveSet().solve(structure.bind(scores.detach().double()))
+    solution = ActiveSet().solve(bind(structure, scores))
+    exact = ActiveSet().solve(bind(structure, scores.detach().double()))
     assert solution.probs.dtype == solution.atoms.dtype == dtype
     assert torch.equal(solution.atoms.double(), exact.atoms)
     assert bool((solution.probs > 0).all())
@@ -387,9 +393,9 @@ def test_rows_of_different_sizes() -> None:
 
 def test_warm_start() -> None:
     scores, structure = normal(8, 24), SomeBits(24, 10)
-    cold = ActiveSet().solve(structure.bind(scores))
+    cold = ActiveSet().solve(bind(structure, scores))
     row = cold.segments.row
-    again = ActiveSet(start=(cold.atoms, row)).solve(structure.bind(scores))
+    again = ActiveSet(start=(cold.atoms, row)).solve(bind(structure, scores))
     assert not again.steps.any()
     assert torch.equal(again.atoms, cold.atoms)
     torch.testing.assert_close(again.probs, cold.probs)
@@ -404,25 +410,25 @@ def test_warm_start() -> None:
 def test_a_start_may_repeat_depend_and_be_forbidden() -> None:
     scores, structure = normal(3, 4), SomeBits(4, 4)
     every = structure.members().expand(3, -1, -1)
-    check(ActiveSet(start=every).solve(structure.bind(scores)), structure, scores)
-    check(ActiveSet(start=every[:, -1:].expand(-1, 5, -1)).solve(structure.bind(scores)), structure, scores)
+    check(ActiveSet(start=every).solve(bind(structure, scores)), structure, scores)
+    check(ActiveSet(start=every[:, -1:].expand(-1, 5, -1)).solve(bind(structure, scores)), structure, scores)
     scores[:, 0] = -torch.inf
-    check(ActiveSet(start=every).solve(structure.bind(scores)), structure, scores)
-    check(ActiveSet(start=every[:, -1:]).solve(structure.bind(scores)), structure, scores)
+    check(ActiveSet(start=every).solve(bind(structure, scores)), structure, scores)
+    check(ActiveSet(start=every[:, -1:]).solve(bind(structure, scores)), structure, scores)
     for bad in (every[:2], every[..., :3], every[:, :0], (every[0], torch.zeros(16, dtype=torch.int64))):
         with pytest.raises(ValueError, match=r"start must .*\(atoms, row\)"):
-            ActiveSet(start=bad).solve(structure.bind(scores))
+            ActiveSet(start=bad).solve(bind(structure, scores))
 
 
 def test_out_of_steps() -> None:
     scores, structure = normal(6, 32), SomeBits(32, 12)
     scores[2] = 100 * torch.arange(32)  # one atom at once
     with pytest.raises(NotConverged, match=r"row 0 \(gap .* after 5 steps\)") as error:
-        ActiveSet(max_steps=5).solve(structure.bind(scores))
+        ActiveSet(max_steps=5).solve(bind(structure, scores))
     assert error.value.rows == [0, 1, 3, 4, 5]
     assert min(error.value.gap) > 1e-9
     scores.requires_grad_()
-    solution = ActiveSet(max_steps=5, strict=False).solve(structure.bind(scores))
+    solution = ActiveSet(max_steps=5, strict=False).solve(bind(structure, scores))
     assert solution.is_solved.tolist() == [False, False, True, False, False, False]
     assert solution.outcome[0].startswith("out of steps: gap ")
     assert solution.outcome[2] == "optimal: gap 0 after 0 steps"
@@ -438,7 +444,7 @@ def test_out_of_steps() -> None:
 
 def test_a_loose_tolerance_stops_early() -> None:
     scores, structure = normal(6, 32), SomeBits(32, 12)
-    loose, tight = ActiveSet(tolerance=1e-2).solve(structure.bind(scores)), ActiveSet().solve(structure.bind(scores))
+    loose, tight = ActiveSet(tolerance=1e-2).solve(bind(structure, scores)), ActiveSet().solve(bind(structure, scores))
     assert bool((loose.gap <= 1e-2).all())
     assert int(loose.steps.sum()) < int(tight.steps.sum())
 
@@ -456,7 +462,7 @@ def test_nothing_allowed() -> None:
     scores = (normal(2, 3), normal(2, 4))
     scores[1][1] = -torch.inf
     with pytest.raises(ValueError, match=r"row 1 allows nothing \(of 2\)"):
-        ActiveSet().solve(Pairs(3, 4).bind(scores))
+        ActiveSet().solve(bind(Pairs(3, 4), scores))
 
 
 def test_arguments() -> None:
@@ -499,7 +505,7 @@ def lazily(monkeypatch: pytest.MonkeyPatch, scores: Any, structure: Any, **optio
     results = []
     for is_lazy in (True, False):
         monkeypatch.setattr(loop, "is_lazy", lambda atoms, is_lazy=is_lazy: is_lazy)
-        results.append(ActiveSet(**options).solve(structure.bind(scores)))
+        results.append(ActiveSet(**options).solve(bind(structure, scores)))
     return results[0], results[1]
 
 
@@ -540,7 +546,7 @@ def test_lazy_steps_where_atoms_nearly_depend(monkeypatch: pytest.MonkeyPatch, d
 
 def test_padded_sizes() -> None:
     structure, scores = SomeBits(12, 5), normal(6, 12).requires_grad_()
-    plain = ActiveSet().solve(structure.bind(scores))
+    plain = ActiveSet().solve(bind(structure, scores))
     n = len(plain.probs)
 
     def roomy(sizes: Tensor, most: int) -> list[int]:
@@ -549,7 +555,7 @@ def test_padded_sizes() -> None:
         return [first + 5, *others]
 
     with reading_sizes(roomy):
-        padded = ActiveSet().solve(structure.bind(scores))
+        padded = ActiveSet().solve(bind(structure, scores))
     assert len(padded.probs) == len(padded.atoms) == len(padded.segments.row) == n + 5
     assert torch.equal(padded.atoms[:n], plain.atoms)
     assert torch.equal(padded.segments.lengths, plain.segments.lengths)
