@@ -27,7 +27,7 @@ def check_int(name: str, value: int, *, least: int | None = None, most: int | No
 
 def check_number(name: str, value: float, *, least: float | None = None, above: float | None = None) -> float:
     """The value, if it is a finite number in its range."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     is_finite = abs(value) <= sys.float_info.max
     if above is not None and not (value > above and is_finite):

@@ -234,7 +234,11 @@ def read_sizes(*sizes: Tensor, most: int) -> list[int]:
     """
     stacked = sizes[0] if sizes[0].ndim else torch.stack(sizes)
     reader = _reader.get()
-    return stacked.tolist() if reader is None else reader(stacked, most)
+    if reader is not None:
+        return reader(stacked, most)
+    # Within a function transform, torch 2.8 reads single numbers alone.
+    is_transformed = torch._C._are_functorch_transforms_active()
+    return [int(size) for size in stacked] if is_transformed else stacked.tolist()
 
 
 def may_be_padded() -> bool:

@@ -15,7 +15,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.library import triton_op, wrap_triton
+from torch.library import triton_op
+
+from sparsum.kernels.launch import wrap_triton
 
 # What the inverses of one launch may occupy.
 MOST_BYTES = 1 << 28

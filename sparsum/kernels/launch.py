@@ -19,7 +19,14 @@ _ALIGNMENT = 16
 _KNOWN_LAUNCHERS = ("3.6",)
 
 
-class unwrapped:  # noqa: N801 (it stands where `torch.library.wrap_triton` does)
+def wrap_triton(kernel: Any) -> Any:
+    """As `torch.library.wrap_triton`, whose name torch looks for in the source; torch 2.8 refuses interpreted kernels."""
+    from triton import JITFunction
+
+    return torch.library.wrap_triton(kernel) if isinstance(kernel, JITFunction) else kernel
+
+
+class unwrapped:  # noqa: N801 (it stands where `wrap_triton` does)
     """The kernel itself, to be called outside of torch's dispatcher, as ``unwrapped(kernel)[grid](*args, **constants)``."""
 
     def __init__(self, kernel: Any) -> None:

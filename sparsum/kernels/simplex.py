@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
-from torch.library import triton_op, wrap_triton
+from torch.library import triton_op
 
-from sparsum.kernels.launch import Plan, unwrapped
+from sparsum.kernels.launch import Plan, unwrapped, wrap_triton
 from sparsum.kernels.simplex_backward import groups_backward
 from sparsum.kernels.simplex_groups import groups_forward, split_peaks, split_solve
 from sparsum.kernels.simplex_tile import tile_backward, tile_forward

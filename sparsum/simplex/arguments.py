@@ -56,7 +56,7 @@ def apply_mask(x: Tensor, mask: Tensor) -> Tensor:
 def rows_of_alpha(alpha: float | Tensor, x: Tensor, dim: int) -> float | Tensor:
     """Alpha as a float, or as a tensor of shape (*batch, 1) for the rows of ``x`` with ``dim`` moved last."""
     if not isinstance(alpha, Tensor):
-        if isinstance(alpha, bool) or not isinstance(alpha, int | float):
+        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
             raise TypeError(f"alpha must be a number or a tensor, got {type(alpha).__name__}")
         if not 1 <= alpha < math.inf:
             raise ValueError(f"alpha must be a finite number of at least 1, got {alpha}")
@@ -74,7 +74,7 @@ def divide_by_temperature(x: Tensor, temperature: float | Tensor, dim: int) -> T
     dim = check_dim(x, dim)
     scores = x.to(compute_dtype(x))
     if not isinstance(temperature, Tensor):
-        if isinstance(temperature, bool) or not isinstance(temperature, int | float):
+        if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
             raise TypeError(f"temperature must be a number or a tensor, got {type(temperature).__name__}")
         if not 0 < temperature < math.inf:
             raise ValueError(f"temperature must be a positive finite number, got {temperature}")
@@ -140,4 +140,4 @@ def round_to(probs: Tensor, dtype: torch.dtype) -> Tensor:
 def _broadcasts_to(shape: torch.Size, target: torch.Size) -> bool:
     if len(shape) > len(target):
         return False
-    return all(size in (1, wanted) for size, wanted in zip(reversed(shape), reversed(target), strict=False))
+    return all(size in (1, wanted) for size, wanted in zip(shape, target[len(target) - len(shape) :], strict=True))

@@ -104,7 +104,7 @@ class ActiveSet(AbstractSolver):
     def _find(self, problem: Quadratic, rows: BoundScores, max_steps: int) -> Found:
         """The atoms of all rows and their certificates."""
         if self.start is None:
-            problem, done = _run_from_best(rows.flat, rows, problem, self.tolerance, max_steps)
+            problem, done = run_from_best(rows.flat, rows, problem, self.tolerance, max_steps)
         else:
             problem, best = _best_atoms(problem, rows)
             every, atoms, probs = torch.arange(len(best), device=best.device), *self._start(problem, best)
@@ -140,7 +140,7 @@ class ActiveSet(AbstractSolver):
 
 
 @kernels.operation("active_set_of_bits", kernel=active_bits.run_bits, takes=active_bits.takes, is_traceable=True)
-def _run_from_best(
+def run_from_best(
     flat: Tensor,  # noqa: ARG001 (shape: (n_rows, n_parts), the scores, by which the registry chooses)
     rows: BoundScores,
     problem: Quadratic,

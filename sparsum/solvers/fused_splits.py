@@ -70,6 +70,7 @@ class Split(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, total: int, is_exact: bool, kind: Kind, on_bad: OnBad) -> tuple[Tensor, ...]:
+        """Split, and pack what is kept."""
         from sparsum.kernels import bits
 
         words, gaps, slots, totals, counts, is_solved = bits.split(scores, total, *kind, is_exact)
@@ -87,12 +88,14 @@ class Split(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, None, None, None, None]:
+        """The adjoint of the linear map."""
         if grad is None:
             return None, None, None, None, None
         return _pull(grad, Order(*ctx.saved_tensors), ctx.kind), None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> tuple[Any, ...]:
+        """The linear map."""
         return _push(tangent, Order(*ctx.saved_tensors), ctx.kind, ctx.n_atoms), None, None, None, None
 
 

@@ -299,7 +299,7 @@ def test_the_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"scores": torch.zeros(2, 4)}, ValueError, r"must have shape \(\*batch, 3\), got \(2, 4\)"),
         ({"scores": torch.zeros(0, 3)}, ValueError, r"at least one example, got a batch of shape \(0,\)"),
         ({"structure": 3}, TypeError, r"structure must be an AbstractStructure such as OneOf\(n\), got int"),
-        ({"loss": None}, TypeError, "loss must be a function of atoms and rows, got NoneType"),
+        ({"loss": None}, TypeError, "loss must be a function of assignments and their rows, got NoneType"),
     ],
 )
 def test_bad_input(change: dict[str, Any], error: type[Exception], message: str) -> None:

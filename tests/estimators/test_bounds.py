@@ -222,7 +222,7 @@ def test_what_does_not_fit_is_refused() -> None:
         se.topk_bound(scores, structure, lambda z, row: z.sum(-1), 2.0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="k must be at least 1, got 0"):
         se.topk_bound(scores, structure, lambda z, row: z.sum(-1), 0)
-    with pytest.raises(TypeError, match="log_joint must be a function of atoms and rows, got float"):
+    with pytest.raises(TypeError, match="log_joint must be a function of assignments and their rows, got float"):
         se.topk_bound(scores, structure, 0.5, 2)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"log_joint must return one number per assignment, shape \(4,\), got \(4, 3\)"):
         se.topk_bound(scores, structure, lambda z, row: z, 2)

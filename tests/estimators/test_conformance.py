@@ -253,7 +253,7 @@ def number(z: Tensor, row: Tensor) -> Tensor:
 def test_relaxations_refuse_sequences_and_say_what_takes_them(name: str) -> None:
     case = CASES[name]
     estimator = case if isinstance(case, AbstractEstimator) else case(sp.OneOf(3))
-    with pytest.raises(TypeError, match=rf"{name} takes OneOf, Bits, Groups, got Sequence.*Imle.*ScoreFunction"):
+    with pytest.raises(TypeError, match=rf"{name} takes OneOf, Bits and Groups, got Sequence.*Imle.*ScoreFunction"):
         estimator(torch.zeros(2, 3, 2), sp.Sequence(3, 2), number)
 
 
@@ -327,7 +327,7 @@ def test_calls_that_do_not_fit_are_refused() -> None:
         estimator(scores, sp.OneOf(3), number, generator=0)
     with pytest.raises(ValueError, match=r"shape \(\*batch, 4\), got \(2, 3\)"):
         estimator(scores, sp.OneOf(4), number)
-    with pytest.raises(ValueError, match=r"one number per assignment, shape \(2,\), got \(2, 1\)"):
+    with pytest.raises(ValueError, match=r"one number per atom, shape \(2,\), got \(2, 1\)"):
         estimator(scores, sp.OneOf(3), lambda z, row: z.float().unsqueeze(-1))
     with pytest.raises(TypeError, match=r"floating-point torch.Tensor, got torch.int64"):
         estimator(scores, sp.OneOf(3), lambda z, row: z)

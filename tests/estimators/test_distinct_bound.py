@@ -317,7 +317,7 @@ def test_what_does_not_fit_is_refused() -> None:
         se.distinct_bound(scores, structure, lambda z, row: z.sum(-1), 2.0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="k must be at least 2, got 1"):
         se.distinct_bound(scores, structure, lambda z, row: z.sum(-1), 1)
-    with pytest.raises(TypeError, match="log_joint must be a function of atoms and rows, got float"):
+    with pytest.raises(TypeError, match="log_joint must be a function of assignments and their rows, got float"):
         se.distinct_bound(scores, structure, 0.5, 2)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"a Gibbs distribution must be over one of OneOf, .*, got Budget"):
         se.distinct_bound(scores, sp.Budget(3, 1), lambda z, row: z.sum(-1), 2)

@@ -45,7 +45,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 def serve(monkeypatch: pytest.MonkeyPatch, is_served: bool) -> None:
     """Say whether this kernel alone takes over, on a CPU too."""
     operation = kernels.OPERATIONS["active_set_of_bits"]
-    monkeypatch.setattr(active_set, "_run_from_best", operation.kernel if is_served else operation.twin)
+    monkeypatch.setattr(active_set, "run_from_best", operation.kernel if is_served else operation.twin)
 
 
 def assert_same(there: Solution, here: Solution) -> None:

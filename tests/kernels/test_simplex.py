@@ -218,6 +218,9 @@ def test_remembered_launches() -> None:
 def test_known_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's launcher is called directly where its arguments are known and no profiler listens, else in Triton's way."""
     knobs = pytest.importorskip("triton").knobs
+    hooks = mock.MagicMock(calls=[])
+    monkeypatch.setattr(knobs.runtime, "launch_enter_hook", hooks)
+    monkeypatch.setattr(knobs.runtime, "launch_exit_hook", hooks)
     monkeypatch.setattr("triton.runtime.driver", mock.MagicMock())
     compiled, normal = mock.MagicMock(), mock.MagicMock()
     start = launching.direct_starter(compiled, (7,), 0, normal)
@@ -225,7 +228,7 @@ def test_known_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compiled.run.launch.call_args.args[:3] == (5, 1, 1)
     assert compiled.run.launch.call_args.args[-3:] == (30, 40, 7)
     normal.assert_not_called()
-    monkeypatch.setattr(knobs.runtime.launch_enter_hook, "calls", [print])
+    hooks.calls.append(print)
     start(5, 1, 1, 30, 40)
     normal.assert_called_once_with(5, 1, 1, 30, 40)
 

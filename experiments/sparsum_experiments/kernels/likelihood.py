@@ -17,9 +17,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.library import triton_op, wrap_triton
+from torch.library import triton_op
 
-from sparsum.kernels.launch import unwrapped
+from sparsum.kernels.launch import unwrapped, wrap_triton
 
 # ruff: noqa: N806
 # mypy: disable-error-code="assignment,misc,var-annotated"

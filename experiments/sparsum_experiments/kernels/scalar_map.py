@@ -13,7 +13,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.library import triton_op, wrap_triton
+from torch.library import triton_op
+
+from sparsum.kernels.launch import wrap_triton
 
 # Numbers that a program holds at a time, and blocks of numbers that it goes through in backward.
 _BLOCK, _BLOCKS_PER_PROGRAM, _WARPS = 16, 8, 8
