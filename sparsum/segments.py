@@ -35,7 +35,7 @@ _MOST_COLUMNS = 2**22
 
 @dataclass(frozen=True)
 class Segments:
-    """The assignment of the entries of a packed batch to its rows.
+    """The partition of a packed batch into rows.
 
     >>> segments = Segments.from_lengths(torch.tensor([2, 0, 1]), n=3)
     >>> segments.row
