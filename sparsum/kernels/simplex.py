@@ -221,7 +221,7 @@ def _groups(wrap: Any, x: Tensor, mask: Tensor, y: Tensor, options: dict[str, An
     outer, inner, n = x.shape
     cut = groups_for(n, x.dtype.itemsize)
     n_groups = -(-n // cut.size)
-    # torch.compile considers a tensor mutated if store addresses are computed from its values, unless through memory.
+    # torch.compile considers a tensor mutated if its values determine store addresses, unless they pass through memory.
     in_registers = wrap is unwrapped and n_groups <= cut.chunk
     rooms = _rooms(x, n_groups)[1:] if in_registers else _rooms(x, n_groups)
     kept = [torch.empty(shape, dtype=dtype, device=x.device) for shape, dtype in rooms]
