@@ -269,7 +269,7 @@ def positions_of(
 
 
 def _is_narrow_and_here(values: Tensor, _row: Tensor, lengths: Tensor) -> bool:
-    """Up to `MOST_ROWS` rows and `_MOST_COLUMNS` columns, on the current device."""
+    """At most `MOST_ROWS` rows and `_MOST_COLUMNS` columns, on the current device."""
     from sparsum.kernels.segments import MOST_ROWS
 
     is_here = not values.is_cuda or values.get_device() == torch.cuda.current_device()
