@@ -1,7 +1,7 @@
 """Exact sums over sparse distributions: discrete and structured latent variables without sampling.
 
-The way in is `sparsemap`, which turns scores into a `SparseDistribution`, and its method `expect`, which sums a loss over
-the few assignments that have mass. `sparsemax`, `entmax15` and `entmax` are drop-ins for `torch.softmax`.
+The main entry point is `sparsemap`, which maps scores to a `SparseDistribution`. Its method `expect` sums a loss over the
+few assignments that have mass. `sparsemax`, `entmax15` and `entmax` are drop-in replacements for `torch.softmax`.
 """
 
 from sparsum import estimators as estimators

@@ -1,4 +1,4 @@
-"""Checks of arguments: errors name the argument, the value seen and the one wanted."""
+"""Argument checks whose errors name the argument, the value given and the value expected."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 
 
 def check_int(name: str, value: int, *, least: int | None = None, most: int | None = None, why: str = "") -> int:
-    """The value, if it is an int in its range; a bool is not.
+    """Return the value if it is an int in the given range, raise otherwise; a bool is not accepted.
 
     Args:
-        name: of the argument.
-        value: what was given.
+        name: the name of the argument.
+        value: the value given.
         least: the smallest value allowed.
         most: the largest value allowed.
         why: the reason for the range, appended to the message.
@@ -26,7 +26,7 @@ def check_int(name: str, value: int, *, least: int | None = None, most: int | No
 
 
 def check_number(name: str, value: float, *, least: float | None = None, above: float | None = None) -> float:
-    """The value, if it is a finite number in its range."""
+    """Return the value if it is a finite number in the given range, raise otherwise."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     is_finite = abs(value) <= sys.float_info.max
@@ -40,14 +40,14 @@ def check_number(name: str, value: float, *, least: float | None = None, above: 
 
 
 def check_generator(generator: torch.Generator | None) -> None:
-    """Raise a TypeError unless it is a generator or None; a seed is neither."""
+    """Raise a TypeError unless ``generator`` is a generator or None; a seed is not accepted."""
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(
             f"generator must be a torch.Generator or None, got {type(generator).__name__}; "
-            "make one from a seed by torch.Generator(device).manual_seed(seed)"
+            "create one from a seed with torch.Generator(device).manual_seed(seed)"
         )
 
 
 def kind_of(value: object) -> str:
-    """How a message names a value of the wrong type; a class in place of an instance is a common mistake."""
+    """Describe a value of the wrong type in a message; passing a class instead of an instance is a common mistake."""
     return f"the class {value.__name__}; make an instance of it" if isinstance(value, type) else type(value).__name__

@@ -1,4 +1,4 @@
-"""From scores to a sparse distribution over the assignments of a structure."""
+"""Map scores to a sparse distribution over the assignments of a structure."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ def sparsemap(
 
     .. math:: \arg\min_{\xi \in \triangle} \Bigl\lVert \sum_{z \in Z} \xi(z) a_z - t \Bigr\rVert^2
 
-    For the bits of symmetric structures, both of whose states are scored, (t + 1) / 2 takes the place of t.
-    The mean vector ``q.mean`` is unique; the distribution that has it as its mean is not, except over `OneOf`, where it is
-    `sparsemax`. Which one comes out, and with it the expectation of a loss, depends on the solver: see
+    Here t are the scores and :math:`a_z` is the vector of assignment z. For the bits of symmetric structures, which score
+    both states of a bit, t is replaced by (t + 1) / 2.
+
+    The mean vector ``q.mean`` is unique. The distribution with this mean is not, except over `OneOf`, where it is
+    `sparsemax`. The solver determines which distribution is returned, and therefore the expectation of a loss: see
     `sparsum.solvers.Nested`, `sparsum.solvers.Systematic` and `sparsum.solvers.ActiveSet`.
 
     >>> import sparsum as sp
@@ -42,20 +44,21 @@ def sparsemap(
     tensor([[0.7500, 0.2500]])
 
     Args:
-        scores: one score per part of the structure; -inf forbids, +inf is an error (except over `OneOf`).
+        scores: one score per part of the structure; -inf forbids a part, +inf is an error (except over `OneOf`).
         structure: the set of assignments.
-        solver: by default a closed form where there is one, else `sparsum.solvers.ActiveSet`.
-        mask: True where a part is allowed, the same as scores of -inf elsewhere; see `AbstractStructure.bind`.
+        solver: by default, a closed form if one exists, otherwise `sparsum.solvers.ActiveSet`.
+        mask: True where a part is allowed, equivalent to scores of -inf elsewhere; see `AbstractStructure.bind`.
         temperature: divides the scores; a positive number, or one per example.
 
     Returns:
-        The distribution, differentiable in the scores, with probabilities in their dtype. ``is_exact`` is False for rows
-        that a solver gave up on, which only one with ``strict=False`` returns.
+        The distribution, differentiable with respect to the scores, with probabilities in their dtype. ``is_exact`` is
+        False for rows on which the solver did not converge; only a solver with ``strict=False`` returns them.
 
     Raises:
-        TypeError: if the scores are not floating-point, or the solver does not take the structure.
-        ValueError: if the shape of the scores does not fit, or rows hold a NaN or +inf or allow nothing; rows are named.
-        NotConverged: if a solver runs out of steps.
+        TypeError: if the scores are not floating-point, or the solver does not support the structure.
+        ValueError: if the scores have the wrong shape, or if rows contain NaN or +inf or are fully masked; the message lists
+            these rows.
+        NotConverged: if the solver reaches its maximum number of steps.
 
     References:
         - SparseMAP: differentiable sparse structured inference (Niculae, Martins, Blondel & Cardie, 2018), equation 5,
@@ -67,7 +70,7 @@ def sparsemap(
 
 
 def sparsemap_of(bound: BoundScores, solver: AbstractSolver | None = None) -> SparseDistribution:
-    """`sparsemap` of scores that are bound to their structure."""
+    """`sparsemap` for scores that are already bound to their structure."""
     solution = (default_solver(bound.structure) if solver is None else solver).solve(bound)
     return SparseDistribution.from_segments(
         solution.atoms,
@@ -87,12 +90,12 @@ def topk_sparsemax(
     mask: Scores | None = None,  # shape: broadcasts to that of scores
     temperature: float | Tensor | None = None,  # shape: broadcasts to (*batch,)
 ) -> SparseDistribution:
-    r"""The sparse distribution of at most k atoms that is closest to the scores of all assignments.
+    r"""The sparse distribution with at most k atoms that is closest to the scores of all assignments.
 
     .. math:: \arg\min_{\xi \in \triangle, \lVert \xi \rVert_0 \le k} \sum_{z \in Z} (\xi(z) - a_z^\top t)^2
 
-    It is the `sparsemax` of the k best scores. Where fewer than k atoms come out, or where k is at least the number of
-    assignments, it is the sparsemax over all of Z: ``is_exact`` says so for each row.
+    It is the `sparsemax` of the k highest assignment scores. If fewer than k atoms have mass, or if k is at least the number
+    of assignments, it equals the sparsemax over all of Z; ``is_exact`` marks these rows.
 
     >>> import sparsum as sp
     >>> q = sp.topk_sparsemax(torch.tensor([[1.0, 0.8, 0.7], [3.0, 0.0, 0.0]]), sp.OneOf(3), k=2)
@@ -100,18 +103,18 @@ def topk_sparsemax(
     (tensor([0.6000, 0.4000, 1.0000]), tensor([False,  True]))
 
     Args:
-        scores: one score per part of the structure; -inf forbids, +inf is an error (except over `OneOf`).
-        structure: any structure; its own `topk` is used, or a search that needs its `argmax` alone.
-        k: the largest number of atoms per row, at least 1.
-        mask: True where a part is allowed, the same as scores of -inf elsewhere; see `AbstractStructure.bind`.
+        scores: one score per part of the structure; -inf forbids a part, +inf is an error (except over `OneOf`).
+        structure: any structure. Its own `topk` is used if it has one, otherwise a search that only needs its `argmax`.
+        k: the maximum number of atoms per row, at least 1.
+        mask: True where a part is allowed, equivalent to scores of -inf elsewhere; see `AbstractStructure.bind`.
         temperature: divides the scores; a positive number, or one per example.
 
     Returns:
-        The distribution, differentiable in the scores, atoms in order of their probability.
+        The distribution, differentiable with respect to the scores, with atoms in descending order of probability.
 
     Raises:
         TypeError: if the scores are not floating-point or k is not an int.
-        ValueError: if the shape of the scores does not fit, k < 1, or rows hold a NaN or +inf or allow nothing.
+        ValueError: if the scores have the wrong shape, if k < 1, or if rows contain NaN or +inf or are fully masked.
 
     References:
         - Efficient marginalization of discrete and structured latent variables via sparsity (Correia, Niculae, Aziz &
@@ -123,8 +126,8 @@ def topk_sparsemax(
 
 
 def topk_sparsemax_of(bound: BoundScores, k: int) -> SparseDistribution:
-    """`topk_sparsemax` of scores that are bound to their structure."""
-    # Sums of +inf say nothing; the mapping itself knows what to do with it, where assignments are single parts.
+    """`topk_sparsemax` for scores that are already bound to their structure."""
+    # A sum that contains +inf cannot be compared. If assignments are single parts there is no sum, and sparsemax handles it.
     is_single = bound.flat.shape[-1] == bound.structure.group_size
     is_bad = bound.flat.isnan().any(-1) if is_single else bound.is_unusable
     best, values = best_assignments(bound, k)
@@ -145,23 +148,23 @@ def topk_sparsemax_of(bound: BoundScores, k: int) -> SparseDistribution:
 def best_assignments(bound: BoundScores, k: int) -> tuple[Tensor, Tensor]:
     """The k best atoms of each row, (n_rows, n_best, *event_shape), and their scores, (n_rows, n_best).
 
-    Where a row allows fewer, the scores of the rest are -inf. Scores have a gradient, and are in double precision: they are
-    sums, and what counts is their difference.
+    If a row allows fewer than k assignments, the remaining scores are -inf. The scores are differentiable. They are computed
+    in double precision because they are sums of which only the differences matter.
     """
     with torch.no_grad():
-        # A search must not stumble over NaN in one row; the row is reported afterwards.
+        # NaN in one row must not break the search; the row is reported afterwards.
         best, is_valid = bound.map(lambda tensor: tensor.nan_to_num(0.0, torch.inf, -torch.inf)).kbest(k)
     values = bound.map(Tensor.double).score(best.flatten(0, 1), bound.row(best.shape[1])).reshape(is_valid.shape)
     return best, values.masked_fill(~is_valid, -torch.inf)
 
 
 def require_structure(structure: AbstractStructure) -> None:
-    """Raise a TypeError unless it is a structure."""
+    """Raise a TypeError unless ``structure`` is a structure."""
     if not isinstance(structure, AbstractStructure):
         raise TypeError(f"structure must be an AbstractStructure such as OneOf(n), got {kind_of(structure)}")
 
 
 def check_solver(solver: AbstractSolver | None) -> None:
-    """Raise a TypeError unless it is a solver or None."""
+    """Raise a TypeError unless ``solver`` is a solver or None."""
     if solver is not None and not isinstance(solver, AbstractSolver):
         raise TypeError(f"solver must be a solver such as sparsum.solvers.ActiveSet(), got {kind_of(solver)}")

@@ -1,4 +1,4 @@
-"""Small things that every layer does with tensors."""
+"""Tensor utilities that every layer uses."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ T = TypeVar("T")
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """The tensor, in float32 if it is in half precision."""
+    """Convert a half-precision tensor to float32; return any other tensor unchanged."""
     return x.float() if x.dtype.itemsize < 4 else x
 
 
 def tensor_cache(function: Callable[P, T]) -> Callable[P, T]:
-    """Cache a function that returns tables of tensors, by its arguments, which include the device.
+    """Cache the tensors that a function returns, keyed by its arguments, which include the device.
 
     Under `torch.compile`, `torch.export`, a function transform or a dispatch mode such as ``FakeTensorMode``, tensors may
-    have no data or belong to the trace: then nothing is cached, and nothing is taken from the cache.
+    have no data or may belong to the trace. The cache is then neither read nor written.
     """
 
     def made(*args: P.args, **kwargs: P.kwargs) -> T:
-        with torch.inference_mode(False):  # tables made in inference mode could not be used outside of it
+        with torch.inference_mode(False):  # tensors created in inference mode cannot be used in autograd
             return function(*args, **kwargs)
 
     cached: Any = functools.lru_cache(maxsize=64)(made)
@@ -40,7 +40,7 @@ def tensor_cache(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def is_traced() -> bool:
-    """Whether a compiler, a function transform or a dispatch mode sees the operations."""
+    """Whether a compiler, a function transform or a dispatch mode intercepts operations."""
     return (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()

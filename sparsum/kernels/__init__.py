@@ -1,10 +1,11 @@
-"""Triton versions of what is hot on a GPU, behind one registry; imported only where they are used, never without Triton.
+"""Triton kernels for performance-critical operations on a GPU, behind one registry; imported lazily, and only with Triton.
 
-An operation has a twin in plain torch, in the layer that registers it: the twin runs on a CPU, and tests compare the kernel
-with it. A graph holds kernels as a `torch.library.triton_op`, for `torch.compile` and `torch.export`. Eager code, which CUDA
-graphs can capture, bypasses torch's dispatcher, which costs more than a small kernel. Splits and k-best search have no
-operator of torch and are eager only.
-Triton's interpreter runs the kernels on the CPU, for tests: set ``TRITON_INTERPRET=1`` before the first import.
+Each operation has a reference implementation in plain torch, its *twin*, in the layer that registers it. The twin runs on
+the CPU, and tests compare the kernel with it. For `torch.compile` and `torch.export`, graphs contain kernels as
+`torch.library.triton_op`. Eager code, which CUDA graphs can capture, bypasses torch's dispatcher, whose overhead exceeds the
+time of a small kernel. Splits and k-best search are not torch operators and run in eager mode only.
+
+For tests, Triton's interpreter runs the kernels on the CPU: set ``TRITON_INTERPRET=1`` before the first import.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The active set method for bits in one launch: a program per row takes all its steps, in float64.
+"""The active set method for bits in one launch: one program per row takes all steps, in float64.
 
-The steps, their tolerances and their ties are those of `sparsum.solvers.active_rows`, for vectors of bits that all have the
-same weight. What is delicate there, atoms that nearly depend on each other or an inverse that has lost its digits, ends the
-work on a row here: the row says so, and the other loop takes over from its atoms.
+Steps, tolerances and tie-breaking are those of `sparsum.solvers.active_rows`, for vectors of bits with equal weights. The
+kernel stops early on a row with nearly dependent atoms or an inverse that has lost precision. It flags the row, and the loop
+in `sparsum.solvers.active_rows` continues from its atoms.
 
-A row's inverse and atoms lie in global memory, that is, in the caches. So do *lines*, by which threads exchange vectors: a
-barrier stands before every write of what others may still read, and one before every read of what others wrote.
+The inverse and the atoms of a row are in global memory, and usually in the caches. So are the *lines*, through which threads
+exchange vectors. A barrier precedes every write to data that others may still read and every read of data that others wrote.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -19,12 +19,12 @@ from torch.library import triton_op
 
 from sparsum.kernels.launch import wrap_triton
 
-# What the inverses of one launch may occupy.
+# The maximum memory for the inverses of one launch.
 MOST_BYTES = 1 << 28
 # The number of entries of a matrix that a program holds at a time.
 _TILE = 2048
 
-# The constants of the other loop, under the same names.
+# Constants of the same names as in `sparsum.solvers.active_rows`.
 _GRID = tl.constexpr(2.0**-36)
 _SAME = tl.constexpr(1e-13)
 _CORRECT_EVERY = tl.constexpr(4)
@@ -37,14 +37,14 @@ _ZERO = tl.constexpr(1e-14)
 
 @triton.jit
 def _snap(x):
-    """Round to the grid, halves to even numbers: a sum with a large number has no digits after the point."""
+    """Round to the grid, halves to even: adding a large number removes the fractional digits."""
     scaled, large = x / _GRID, 1.5 * 2.0**52
     return tl.where(tl.abs(scaled) < 2.0**51, ((scaled + large) - large) * _GRID, x)
 
 
 @triton.jit
 def _n_used(is_active, SLOTS: tl.constexpr):
-    """The number of slots up to the last that is active: when it was filled, all before it were."""
+    """The number of slots up to the last active slot; when that slot was filled, all slots before it were filled."""
     return tl.max(tl.where(is_active > 0, tl.arange(0, SLOTS) + 1, 0), 0)
 
 
@@ -52,7 +52,7 @@ def _n_used(is_active, SLOTS: tl.constexpr):
 def _best(
     values, line, most, IS_LIMITED: tl.constexpr, IS_EXACT: tl.constexpr, PARTS: tl.constexpr, TALL: tl.constexpr
 ):  # fmt: skip
-    """The best bits: the positive ones, of too many the best, of equal ones the first; or exactly so many."""
+    """The best bits: the positive bits, at most ``most`` of them, or exactly ``most``; the first bits win ties."""
     parts, chosen = tl.arange(0, PARTS), values > 0
     if IS_LIMITED:  # noqa: SIM102 (one is known to the compiler)
         if IS_EXACT or tl.sum(chosen.to(tl.int32), 0) > most:
@@ -72,7 +72,7 @@ def _best(
 
 @triton.jit
 def _dot(atoms, origin, x, shift, line, n, n_used, PARTS: tl.constexpr, TALL: tl.constexpr):
-    """Write the products of all vectors with x, less a shift, into a line."""
+    """Write the products of all vectors with x, minus a shift, to a line."""
     parts = tl.arange(0, PARTS)
     first = 0
     while first < n_used:
@@ -87,7 +87,7 @@ def _dot(atoms, origin, x, shift, line, n, n_used, PARTS: tl.constexpr, TALL: tl
 
 @triton.jit
 def _mix(atoms, origin, factors, line, n, n_used, PARTS: tl.constexpr, SLOTS: tl.constexpr, TALL: tl.constexpr):
-    """The sum of all vectors times their factors, which are left in a line."""
+    """The sum of all vectors times their factors, which are also written to a line."""
     tl.store(line + tl.arange(0, SLOTS), factors)
     tl.debug_barrier()
     parts, total = tl.arange(0, PARTS), tl.zeros([TALL, PARTS], tl.float64)
@@ -104,7 +104,7 @@ def _mix(atoms, origin, factors, line, n, n_used, PARTS: tl.constexpr, SLOTS: tl
 
 @triton.jit
 def _times(inverse, line, n_used, SLOTS: tl.constexpr, TALL: tl.constexpr):
-    """The inverse, which is symmetric, times a line."""
+    """The (symmetric) inverse times a line."""
     columns, total = tl.arange(0, SLOTS), tl.zeros([TALL, SLOTS], tl.float64)
     first = 0
     while first < n_used:
@@ -120,7 +120,10 @@ def _times(inverse, line, n_used, SLOTS: tl.constexpr, TALL: tl.constexpr):
 def _update(
     inverse, direction, line, scale, slot, n_used, IS_NEW: tl.constexpr, SLOTS: tl.constexpr, TALL: tl.constexpr
 ):  # fmt: skip
-    """Add a multiple of v v', v being in a line too, to the inverse; the row and column of a slot are 0 before or after."""
+    """Add a multiple of v v' to the inverse, where a line also holds v.
+
+    The row and column of a slot are taken as 0 before the update if IS_NEW, and set to 0 after it otherwise.
+    """
     columns = tl.arange(0, SLOTS)
     first = 0
     while first < n_used:
@@ -140,7 +143,7 @@ def _correct(
     atoms, inverse, lines, linear, origin, target, mean, is_active, n, WEIGHT: tl.constexpr,
     PARTS: tl.constexpr, SLOTS: tl.constexpr, TALL_PARTS: tl.constexpr, TALL_SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Move the target by K A'r, which is 0 but for rounding: the target, the mean, and whether the inverse is spoilt."""
+    """Correct the target by K A'r, which is 0 up to rounding; return target, mean, and whether precision is lost."""
     residual, n_used = linear - WEIGHT * mean, _n_used(is_active, SLOTS)
     _dot(atoms, origin, residual, tl.sum(residual * (mean - origin), 0), lines, n, n_used, PARTS, TALL_PARTS)
     correction = _times(inverse, lines, n_used, SLOTS, TALL_SLOTS)
@@ -155,7 +158,7 @@ def _ask(
     lines, linear, is_allowed, mean, tolerance, most, WEIGHT: tl.constexpr, IS_LIMITED: tl.constexpr,
     IS_EXACT: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr, TALL_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The atom of the most violated constraint, and whether it is violated."""
+    """Find the atom of the most violated constraint, and whether it is violated."""
     residual = linear - WEIGHT * mean
     values = tl.where(is_allowed, _snap(residual), -float("inf"))
     atom = _best(values, lines + 2 * SLOTS, most, IS_LIMITED, IS_EXACT, PARTS, TALL_PARTS)
@@ -170,7 +173,7 @@ def _add(
     atoms, inverse, lines, linear, origin, target, mean, atom, slot, is_active, n, WEIGHT: tl.constexpr,
     PARTS: tl.constexpr, SLOTS: tl.constexpr, TALL_PARTS: tl.constexpr, TALL_SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Put an atom into a free slot, unless it depends on the others: target, mean, slots, and whether it is in."""
+    """Add an atom in a free slot unless it depends on the others; return target, mean, slots, and whether it was added."""
     slots, parts = tl.arange(0, SLOTS), tl.arange(0, PARTS)
     tl.debug_barrier()
     tl.store(atoms + slot * n + parts, atom.to(tl.int8), mask=parts < n)
@@ -197,7 +200,7 @@ def _drop(
     atoms, inverse, lines, origin, target, slot, n, n_used, WEIGHT: tl.constexpr,
     PARTS: tl.constexpr, SLOTS: tl.constexpr, TALL_SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Drop the atom in a slot: the target of the others, and whether the inverse is spoilt."""
+    """Drop the atom in a slot; return the target of the others, and whether the inverse has lost precision."""
     slots, parts = tl.arange(0, SLOTS), tl.arange(0, PARTS)
     direction = tl.load(inverse + slot * SLOTS + slots, mask=slots < n_used, other=0.0)
     pivot = tl.sum(tl.where(slots == slot, direction, 0.0), 0)
@@ -216,7 +219,10 @@ def _settle(
     atoms, inverse, lines, origin, target, probs, is_active, n, n_used, WEIGHT: tl.constexpr,
     PARTS: tl.constexpr, SLOTS: tl.constexpr, TALL_SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Go to the target and drop what hits 0 on the way; the last two values are the number of drops and how it ended."""
+    """Move to the target and drop atoms whose probability reaches 0 on the way.
+
+    The last two values returned are the number of dropped atoms and whether the inverse has lost precision.
+    """
     slots = tl.arange(0, SLOTS)
     n_dropped, is_spoilt = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
     is_cut = tl.min(target, 0) < -_ZERO
@@ -242,7 +248,7 @@ def _find(
     first_row, n, most, max_steps, WEIGHT: tl.constexpr, IS_LIMITED: tl.constexpr, IS_EXACT: tl.constexpr,
     PARTS: tl.constexpr, SLOTS: tl.constexpr, TALL_PARTS: tl.constexpr, TALL_SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """All steps of one row."""
+    """Take all steps of one row."""
     program = tl.program_id(0).to(tl.int64)
     row = first_row + program
     atoms, inverse = atoms_ptr + row * SLOTS * n, inverse_ptr + program * SLOTS * SLOTS
@@ -252,7 +258,7 @@ def _find(
     linear = tl.load(linear_ptr + row * n + parts, mask=parts < n, other=-float("inf"))
     is_allowed = linear != -float("inf")
     linear = tl.where(is_allowed, linear, 0.0)
-    # The best atom alone, in the first slot.
+    # Start with only the best atom, in the first slot.
     origin = tl.load(best_ptr + row * n + parts, mask=parts < n, other=0).to(tl.float64)
     tl.store(atoms + parts, origin.to(tl.int8), mask=parts < n)
     tl.store(inverse + slots, tl.zeros([SLOTS], tl.float64), mask=slots < 1)
@@ -297,7 +303,7 @@ def _find(
 
 
 def n_slots(n: int) -> int:
-    """How many atoms a row of n bits may have here: more than were ever seen, though not always n + 1."""
+    """The maximum number of atoms for a row of n bits: more than observed in practice, but not always n + 1."""
     return min(int(triton.next_power_of_2(n + 2)), 128 if n <= 128 else 256)
 
 
@@ -311,11 +317,11 @@ def active_set_of_bits(
     tolerance: float,
     max_steps: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Run the active set method over the vectors of bits of which at most, or exactly, so many are 1.
+    """Run the active set method over the bit vectors with at most (or, if ``is_exact``, exactly) ``most`` ones.
 
     Returns:
-        Atoms, (n_rows, n_slots, n) in int8, of which those with probability 0 mean nothing; probabilities, (n_rows,
-        n_slots); the number of steps of each row, (n_rows,); and, in int32, whether it stopped before its end, (n_rows,).
+        Atoms, (n_rows, n_slots, n) in int8, where those with probability 0 are undefined; probabilities, (n_rows, n_slots);
+        the number of steps of each row, (n_rows,); and, in int32, whether the row stopped early, (n_rows,).
     """
     linear, best = linear.contiguous(), best.contiguous()
     n_rows, n = linear.shape
@@ -326,7 +332,7 @@ def active_set_of_bits(
     is_stopped = torch.empty(n_rows, dtype=torch.int32, device=linear.device)
     n_together = max(1, min(n_rows, MOST_BYTES // (8 * width**2)))
     inverse, lines = linear.new_empty(n_together, width, width), linear.new_empty(n_together, 2 * width + parts)
-    limit = linear.new_full((1,), tolerance)  # as a number Triton would take it in float32
+    limit = linear.new_full((1,), tolerance)  # Triton would pass a Python float as float32
     for first in range(0, n_rows, n_together):
         wrap_triton(_find)[(min(n_together, n_rows - first),)](
             *(linear, best, limit, atoms, probs, steps, is_stopped, inverse, lines, first, n, most, max_steps),

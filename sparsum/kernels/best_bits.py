@@ -1,7 +1,7 @@
-"""The best bit vectors in one launch.
+"""The k best bit vectors in one launch.
 
-A program works on one row. Both of its searches, for the bits that are the cheapest to flip and for the cheapest sets of
-them, take the least of what is left, one after the other: few are wanted, and rows and tables are short.
+Each program handles one row. It searches first for the bits that are cheapest to flip, then for the cheapest sets of these
+bits. Both searches repeatedly take the minimum of the remaining candidates: k is small, and rows and tables are short.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from torch import Tensor
 from sparsum.kernels.bits import cast, load
 from sparsum.kernels.launch import unwrapped
 
-#: The widest rows that are taken.
+#: The maximum number of bits per row.
 MOST_BITS = 4096
-#: The most vectors that are looked for: sets of the bits that may flip are held as the bits of an int64.
+#: The maximum number of vectors per row: sets of bits to flip are stored in an int64.
 MOST_BEST = 64
 
 
 @triton.jit
 def _best(scores, sets, atoms, n, n_sets, WIDTH: tl.constexpr, K: tl.constexpr, SETS: tl.constexpr, BLOCK: tl.constexpr):
-    """The best bit vectors of a row: which bits are the cheapest to flip, what sets of them cost, the cheapest sets."""
+    """The best bit vectors of a row: find the cheapest bits to flip, the costs of sets of them, and the cheapest sets."""
     row = tl.program_id(0).to(tl.int64)
     column, index = tl.arange(0, BLOCK), tl.arange(0, SETS)
     inside = column < n
@@ -35,7 +35,7 @@ def _best(scores, sets, atoms, n, n_sets, WIDTH: tl.constexpr, K: tl.constexpr, 
         is_next = column == tl.min(tl.where(is_left & (cost == least), column, BLOCK), 0)
         place = tl.where(is_next, p, place)
         is_left = is_left & ~is_next
-        # Very large numbers for infinite ones, as in the twin. The sums are added up in its order, too.
+        # As in the twin, a large number replaces infinity, and sums are computed in the same order.
         added = tl.where(least == float("inf"), 1e300, least.to(tl.float64))
         sums += tl.where(((members >> p) & 1) != 0, added, 0.0)
     atoms += row * K * n
@@ -52,7 +52,7 @@ def _best(scores, sets, atoms, n, n_sets, WIDTH: tl.constexpr, K: tl.constexpr, 
 
 def best(
     scores: Tensor,  # shape: (n_rows, n)
-    sets: Tensor,  # shape: (n_sets,), int64, the sets of positions in the order of costs that may be the best, as bits
+    sets: Tensor,  # shape: (n_sets,), int64, candidate sets as bit masks over positions in order of cost
     k: int,
 ) -> Tensor:
     """The k best bit vectors of each row: (n_rows, k, n)."""

@@ -1,14 +1,14 @@
-"""The closed-form splits over bits: two launches forward, between which the number of atoms is read, and one backward.
+"""The closed-form splits over bits: two launches forward, with a read of the number of atoms in between, and one backward.
 
-They are launched as they are, outside of torch's dispatcher, whose part would take longer than all else. Their callers see
-to it that nothing traces or transforms them.
+The kernels are launched outside of torch's dispatcher, whose overhead would exceed their own time. Callers must ensure that
+they are not traced or transformed.
 
-A program works on one row. What the twins sort is ranked here by counting: as many comparisons as the row has pairs, all of
-them independent, are faster than the steps of a sort for the widths that are taken, and ties need no thought. Threads that
-read from memory what others wrote wait for them at a barrier.
+Each program handles one row. Where the twins sort, the kernels rank by counting: comparing all pairs of a row independently
+is faster than sorting for the supported widths, and ties are resolved by position. Barriers separate writes to memory from
+reads by other threads.
 
-A split leaves one word per bit, from which atom j of the row is read off: bit i is set iff ``after < j <= until`` or, where
-the interval is turned inside out, ``after < j or j <= until``.
+A split stores one word per bit, which encodes the bit in each atom j of the row: bit i is set iff ``after < j <= until`` or,
+if the interval is inverted, ``after < j or j <= until``.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from sparsum.kernels.launch import unwrapped
 
 # ruff: noqa: N806
 
-#: The widest rows that are taken.
+#: The maximum number of bits per row.
 MOST_BITS = 1024
-# How many pairs of bits, or of bits and atoms, a program looks at together.
+# The number of pairs of bits, or of bits and atoms, that a program processes at once.
 _TILE = tl.constexpr(4096)
 
-# The constants of the same names of the twin.
+# Constants of the same names as in the twin.
 _NEGLIGIBLE = tl.constexpr(1e-12)
 _PLACES = tl.constexpr(40)
 _ONE = tl.constexpr(1 << 40)
-# A number of this size has no digits after the point, so that adding it rounds, halves to even numbers.
+# A float64 of this size has no fractional digits, so adding it rounds to the nearest integer, halves to even.
 _LARGE = tl.constexpr(1.5 * 2.0**52)
-# Below all scores that count, with differences that are numbers.
+# Below all relevant scores, but with finite differences.
 _LEAST = tl.constexpr(-(2.0**1022))
-# The fields of a word.
+# The size of a field of a word.
 _FIELD = tl.constexpr(1 << 12)
 
 
 @triton.jit
 def cast(values, dtype: tl.constexpr):
-    """By way of float32 if the dtype is smaller than that, which is also how torch does it."""
+    """Convert values to a dtype; to half precision via float32, as torch does."""
     return values.to(tl.float64) if dtype == tl.float64 else values.to(tl.float32).to(dtype)
 
 
 @triton.jit
 def load(pointer, mask, other):
-    """Floats of any dtype in float32, or in float64 if that is theirs."""
+    """Load floats of any dtype as float32, or as float64 if that is their dtype."""
     values = tl.load(pointer, mask=mask, other=other)
     return values if values.dtype == tl.float64 else values.to(tl.float32)
 
 
 @triton.jit
 def _rank(keys, key, column, BLOCK: tl.constexpr):
-    """How many keys of the row are smaller, or equal and before, for each of them; those in memory are the same ones."""
+    """The rank of each key: the number of keys that are smaller, or equal and before it; ``keys`` holds them in memory."""
     TALL: tl.constexpr = BLOCK if BLOCK * BLOCK < _TILE else _TILE // BLOCK
     n_before = tl.zeros([TALL, BLOCK], tl.int32)
     for first in range(0, BLOCK, TALL):
@@ -67,7 +67,7 @@ def _rank(keys, key, column, BLOCK: tl.constexpr):
 
 @triton.jit
 def _compact(target, column, space, BLOCK: tl.constexpr):
-    """The same order with no gap of more than 2 between neighbours, counted from the largest."""
+    """Values in the same order, relative to the largest, with gaps of at most 2 between adjacent values."""
     tl.store(space + column, -target)
     tl.debug_barrier()
     rank = _rank(space, -target, column, BLOCK)
@@ -81,7 +81,7 @@ def _compact(target, column, space, BLOCK: tl.constexpr):
 
 @triton.jit
 def _segment_of_root(compact, column, space, total, BLOCK: tl.constexpr):
-    """A point between the two corners that the sum of the clamped differences falls to the total between."""
+    """A point between the two breakpoints at which the sum of the clamped differences decreases to the total."""
     TALL: tl.constexpr = BLOCK if BLOCK * BLOCK < _TILE // 4 else _TILE // 4 // BLOCK  # two sums in float64
     tl.store(space + BLOCK + column, compact)
     tl.debug_barrier()
@@ -101,13 +101,13 @@ def _segment_of_root(compact, column, space, total, BLOCK: tl.constexpr):
         tl.min(tl.where(is_corner & (n_ones <= total), corner - 1.0, float("inf")), 0),
         tl.min(tl.where(is_corner & (n_zeros <= total), corner, float("inf")), 0),
     )
-    # Where the total is not even reached, everything that is allowed is one.
+    # If the sum never reaches the total, all allowed bits are 1.
     return (tl.where(before == -float("inf"), after - 2.0, before) + after) / 2.0
 
 
 @triton.jit
 def _project(target, column, space, total, IS_EXACT: tl.constexpr, BLOCK: tl.constexpr):
-    """The projection onto the cube and a budget, who is between 0 and 1, and how many if the budget binds, else 0."""
+    """The projection onto the cube and a budget, which entries are in (0, 1), and their number if the budget binds, or 0."""
     compact = _compact(target, column, space, BLOCK)
     probe = _segment_of_root(compact, column, space, total, BLOCK)
     is_one = compact - probe >= 1.0
@@ -117,7 +117,7 @@ def _project(target, column, space, total, IS_EXACT: tl.constexpr, BLOCK: tl.con
         is_loose = tl.sum(tl.minimum(tl.maximum(target, 0.0), 1.0), 0) <= total
         is_one = tl.where(is_loose, target >= 1.0, is_one)
         is_interior = tl.where(is_loose, (target > 0.0) & (target < 1.0), is_interior)
-    # Scores may be so large that their sum forgets the budget: count from the largest that is in between.
+    # For large scores, the budget would be lost to rounding in their sum: subtract the largest interior score.
     origin = tl.max(tl.where(is_interior, target, -float("inf")), 0)
     origin = tl.where(origin == -float("inf"), 0.0, origin)
     inner = tl.where(is_interior, target - origin, 0.0)
@@ -133,9 +133,9 @@ def _project(target, column, space, total, IS_EXACT: tl.constexpr, BLOCK: tl.con
 
 @triton.jit
 def _systematic_keys(mean, is_fractional, ordinal, n):
-    """The fractional parts of the sums of marginals, 1 where nothing is added, and whether an integer was crossed.
+    """Fractional parts of the cumulative marginals, 1 for bits that are not fractional, and whether they cross an integer.
 
-    In fixed point, and the last sum an integer where it is one but for rounding.
+    Sums are computed in fixed point; the last sum is rounded to an integer if it differs from one only by rounding.
     """
     scaled = tl.where(is_fractional, mean, 0.0) * (1.0 * _ONE)
     part = ((scaled + _LARGE) - _LARGE).to(tl.int64)
@@ -156,7 +156,7 @@ def _split(
     SYMMETRIC: tl.constexpr, SYSTEMATIC: tl.constexpr, IS_LIMITED: tl.constexpr, IS_EXACT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The words of a row's bits, the probabilities of all its atoms and, if they are kept, their places among them."""
+    """The words of a row's bits, the probabilities of its atoms, and the slots of the atoms that are kept."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < n
@@ -170,7 +170,7 @@ def _split(
         mean, is_interior, n_interior = _project(mean, column, keys, total, IS_EXACT, BLOCK)
         if IS_EXACT:
             is_bad = is_bad | (tl.sum((score > -float("inf")).to(tl.int32), 0) < total)
-    # Comparisons that a NaN fails leave it out; its row is reported.
+    # Comparisons are false for NaN, which excludes it; its row is reported.
     is_one = mean >= 1.0 - _NEGLIGIBLE
     is_fractional = (mean > _NEGLIGIBLE) & (mean < 1.0 - _NEGLIGIBLE)
     ordinal = tl.cumsum(is_fractional.to(tl.int32), 0)
@@ -185,7 +185,7 @@ def _split(
     rank = _rank(keys, tl.where(inside, key, high), column, BLOCK)
     ordered, by_ordinal = keys + BLOCK, keys
     tl.store(ordered + rank, tl.where(inside, key, high))
-    tl.debug_barrier()  # the keys have been read, and their space serves the ranks
+    tl.debug_barrier()  # all keys have been read, and their memory is reused for the ranks
     tl.store(by_ordinal + ordinal - 1, rank.to(tl.float64), mask=is_fractional)
     tl.debug_barrier()
     if SYSTEMATIC:
@@ -199,11 +199,11 @@ def _split(
     is_inverted = is_inverted | ~is_fractional
     word = (after + 1) + (until + 1) * _FIELD + is_inverted.to(tl.int32) * (_FIELD * _FIELD)
     place = tl.where(is_fractional, rank + 1, 0)
-    if IS_LIMITED:  # what is in between but negligibly so still feels the budget
+    if IS_LIMITED:  # entries within rounding of 0 or 1 are still affected by the budget
         place = tl.where(is_interior & ~is_fractional, -1, place)
     tl.store(words + row * 2 * n + column, word, mask=inside)
     tl.store(words + row * 2 * n + n + column, place, mask=inside)
-    # The gap before each key in order, and the one after the last.
+    # The gap before each sorted key, and the gap after the last key.
     lower = tl.load(ordered + column - 1, mask=column > 0, other=low)
     gap = tl.where(inside, tl.load(ordered + column) - lower, 0.0)
     last_gap = high - tl.load(ordered + n - 1)
@@ -228,7 +228,7 @@ def _split(
 def _pack(
     words, probs, slots, ends, atoms, packed, rows, n_rows, n, n_atoms, BLOCK: tl.constexpr, TALL: tl.constexpr
 ):  # fmt: skip
-    """Some atoms of a row; the programs after the last row write the padding."""
+    """Write some atoms of a row; the programs after the last row write the padding."""
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     j, column = tile * TALL + tl.arange(0, TALL), tl.arange(0, BLOCK)
     inside = (column < n)[None, :]
@@ -262,7 +262,7 @@ def _pull(
     grad, words, slots, totals, ends, out, n,
     SYMMETRIC: tl.constexpr, SYSTEMATIC: tl.constexpr, IS_LIMITED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """From the gradient of a row's probabilities to that of its scores: each key ends one gap and begins the next."""
+    """The gradient of a row's scores, given that of its probabilities: each key ends one gap and starts the next."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     start = tl.load(ends + row - 1, mask=row > 0, other=0)
@@ -292,21 +292,24 @@ def split(
     is_limited: bool,
     is_exact: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Find the marginals of scores and split them into atoms.
+    """Compute marginals from scores and split them into atoms.
 
     Args:
-        scores: in which a NaN, or +inf, or fewer entries above -inf than are needed mark a bad row.
-        total: the largest number of ones, or the exact one.
+        scores: the scores; a row is bad if it contains NaN or +inf, or fewer entries above -inf than required.
+        total: the maximum number of ones, or the exact number.
         symmetric: whether the marginals are those of (t + 1) / 2.
-        systematic: which split; else it is the nested one.
+        systematic: whether to use the systematic split instead of the nested one.
         is_limited: whether there is a total.
-        is_exact: whether it is exact.
+        is_exact: whether the total is exact.
 
     Returns:
-        Words that tell the bits, and the places of the fractional ones in their order, from 1, with 0 for the others and -1
-        for those that are fractional but for rounding, (n_rows, 2, n); the probabilities of all atoms and their places among
-        those that are kept, (n_rows, n + 1); what the gaps that are kept add up to, and how many marginals share in a budget
-        that binds, (n_rows, 2); the number of atoms, whether the row is bad, and zeros, (3, n_rows); and True, (n_rows,).
+        - words that encode the bits, and the places of the fractional bits in sorted order, starting at 1, with 0 for other
+          bits and -1 for bits that share the budget but are within rounding of 0 or 1, (n_rows, 2, n);
+        - the probabilities of all atoms, (n_rows, n + 1);
+        - their slots among the atoms that are kept, -1 for others, (n_rows, n + 1);
+        - the sum of the gaps that are kept, and the number of marginals that share a binding budget, (n_rows, 2);
+        - the number of atoms, whether the row is bad, and zeros, (3, n_rows);
+        - True, (n_rows,).
     """
     n_rows, n = scores.shape
     block = max(16, triton.next_power_of_2(n))
@@ -324,7 +327,7 @@ def split(
         IS_LIMITED=is_limited,
         IS_EXACT=is_exact,
         BLOCK=block,
-        num_warps=max(1, min(8, block // 16)),  # enough threads for all pairs of a row
+        num_warps=max(1, min(8, block // 16)),  # enough threads to compare all pairs of a row
     )
     return words, probs, slots, totals, counts, is_solved
 
@@ -337,14 +340,14 @@ def pack(
     n_atoms: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The atoms that are kept, (n_atoms, n), their probabilities and rows; those after the last are padding."""
+    """The atoms that are kept, (n_atoms, n), their probabilities and rows, followed by padding."""
     n_rows, n = words.shape[0], words.shape[2]
     atoms = words.new_empty((n_atoms, n), dtype=dtype)
     packed = words.new_empty(n_atoms, dtype=dtype)
     rows = words.new_empty(n_atoms, dtype=torch.int64)
     block = max(16, triton.next_power_of_2(n))
     tall = min(_TILE.value // block, triton.next_power_of_2(n + 1))
-    # The number of atoms is another one at every call: there is nothing to remember.
+    # The number of atoms differs between calls, so caching the launch would not help.
     _pack[(n_rows + 1, -(-(n + 1) // tall))](
         words, probs, slots, ends, atoms, packed, rows, n_rows, n, n_atoms, BLOCK=block, TALL=tall, num_warps=4
     )
@@ -361,7 +364,10 @@ def pull(
     kind: tuple[bool, bool, bool],
     dtype: torch.dtype,
 ) -> Tensor:
-    """The gradient in the scores, of a kind as for `split`, from that in the packed probabilities: (n_rows, n)."""
+    """The gradient with respect to the scores, (n_rows, n), given that of the packed probabilities.
+
+    ``kind`` holds the arguments symmetric, systematic and is_limited of `split`.
+    """
     n_rows, n = words.shape[0], words.shape[2]
     out = words.new_empty((n_rows, n), dtype=dtype)
     is_symmetric, is_systematic, is_limited = kind

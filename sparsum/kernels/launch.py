@@ -1,4 +1,4 @@
-"""Launches of kernels whose compiled form is remembered: most of the time of a small mapping would go into finding it."""
+"""Kernel launches with a cache of compiled kernels, whose lookup would dominate the time of a small mapping."""
 
 from __future__ import annotations
 
@@ -9,25 +9,28 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# What a launch was called with -> how to launch it; forgotten when many shapes have been seen.
+# Arguments of a launch -> function that launches it; cleared when it is full.
 _remembered: dict[tuple[Any, ...], Callable[..., None]] = {}
-# Shape, dtype, device and exponent of contiguous scores -> all of the mapping.
+# Shape, dtype, device and exponent of contiguous scores -> plan of the mapping.
 plans: dict[tuple[Any, ...], Plan] = {}
 _MOST = 4096
 _ALIGNMENT = 16
-# Versions of Triton whose launchers are called without what surrounds them.
+# Versions of Triton whose launchers can be called directly.
 _KNOWN_LAUNCHERS = ("3.6",)
 
 
 def wrap_triton(kernel: Any) -> Any:
-    """As `torch.library.wrap_triton`, whose name torch looks for in the source; torch 2.8 refuses interpreted kernels."""
+    """`torch.library.wrap_triton` that passes through interpreted kernels, which torch 2.8 rejects.
+
+    It has the same name because torch searches the source of operators for it.
+    """
     from triton import JITFunction
 
     return torch.library.wrap_triton(kernel) if isinstance(kernel, JITFunction) else kernel
 
 
-class unwrapped:  # noqa: N801 (it stands where `wrap_triton` does)
-    """The kernel itself, to be called outside of torch's dispatcher, as ``unwrapped(kernel)[grid](*args, **constants)``."""
+class unwrapped:  # noqa: N801 (used interchangeably with `wrap_triton`)
+    """A kernel launched outside of torch's dispatcher, as ``unwrapped(kernel)[grid](*args, **constants)``."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
@@ -37,13 +40,13 @@ class unwrapped:  # noqa: N801 (it stands where `wrap_triton` does)
 
 
 class Plan(NamedTuple):
-    """A mapping in one launch, from contiguous scores to probabilities of their shape.
+    """A mapping in one launch, from contiguous scores to probabilities of the same shape.
 
     Args:
         start: launches the kernel, given the three sizes of its grid and its arguments without constants.
         n_programs: the size of the grid.
-        rooms: shape and dtype of what the kernel writes on its way: nothing, or maxima and a list, or one for both.
-        numbers: its arguments after the tensors.
+        rooms: shape and dtype of the scratch buffers: none, one for maxima and one for a list, or one shared by both.
+        numbers: the kernel's arguments after the tensors.
     """
 
     start: Callable[..., None]
@@ -53,13 +56,13 @@ class Plan(NamedTuple):
 
 
 def again(x: Tensor, exponent: int) -> Tensor | None:
-    """What a plan for scores like ``x`` makes of them, None if there is none; on the current device, and a plain tensor."""
+    """Run the plan for scores like ``x``, a plain tensor on the current device; return None if there is no plan."""
     plan = plans.get((x.shape, x.dtype, x.get_device(), exponent))
     if plan is None or not x.is_contiguous():
         return None
     start, n_programs, rooms, numbers = plan
     y = torch.empty_like(x)
-    # Given as numbers, pointers are not looked up by the driver: these two are known to be of the device.
+    # Passing pointers as numbers skips the driver's lookup; both tensors are known to be on the device.
     source, target = x.data_ptr(), y.data_ptr()
     if (source | target) % _ALIGNMENT:
         return None
@@ -72,7 +75,7 @@ def again(x: Tensor, exponent: int) -> Tensor | None:
 
 
 def keep_plan(x: Tensor, exponent: int, plan: Plan | None) -> None:
-    """Let `again` use what served the rows of ``x``, if it was compiled for aligned and contiguous ones."""
+    """Store the plan used for ``x`` for `again`, if it was compiled for aligned and contiguous scores."""
     if plan is None or not x.is_contiguous() or x.data_ptr() % _ALIGNMENT:
         return
     if len(plans) >= _MOST:
@@ -81,12 +84,12 @@ def keep_plan(x: Tensor, exponent: int, plan: Plan | None) -> None:
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> Callable[..., None] | None:
-    """As ``kernel[grid](*args, **constants)``, where the first of ``args`` is a tensor on the current device.
+    """``kernel[grid](*args, **constants)``, where the first of ``args`` is a tensor on the current device.
 
     Returns:
-        What launches it with other tensors and the same numbers, None if it is interpreted.
+        A function that launches the kernel with other tensors and the same numbers, None if the kernel is interpreted.
     """
-    # All that Triton compiles for: alignment, and of the numbers some properties, so that all of them are enough.
+    # Triton specializes on dtypes, alignment and some properties of the numbers; the key contains all numbers.
     seen = [(arg.dtype, arg.data_ptr() % _ALIGNMENT) if isinstance(arg, Tensor) else arg for arg in args]
     key = (id(kernel), args[0].get_device(), *seen, *constants.values())
     start = _remembered.get(key)
@@ -104,18 +107,18 @@ def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) ->
 
 
 def _starter(compiled: Any, constants: tuple[Any, ...], device: int) -> Callable[..., None]:
-    """A function of the grid's sizes and a kernel's arguments that launches it."""
+    """Return a function that launches a kernel, given the sizes of the grid and the kernel's arguments."""
     normal = partial(_start, compiled, constants)
     return direct_starter(compiled, constants, device, normal) if _is_known(compiled) else normal
 
 
 def _start(compiled: Any, constants: tuple[Any, ...], x: int, y: int, z: int, *args: Any) -> None:
-    """Triton's own way."""
+    """Launch through Triton's public interface."""
     compiled[(x, y, z)](*args, *constants)
 
 
 def _is_known(compiled: Any) -> bool:
-    """Whether the kernel's launcher is one that takes what `direct_starter` gives it."""
+    """Whether the kernel's launcher has the signature that `direct_starter` expects."""
     import triton
 
     run = compiled.run
@@ -127,7 +130,7 @@ def _is_known(compiled: Any) -> bool:
 def direct_starter(
     compiled: Any, constants: tuple[Any, ...], device: int, normal: Callable[..., None]
 ) -> Callable[..., None]:
-    """Triton's way without what it looks up at every launch, unless a profiler has set hooks meanwhile."""
+    """Launch without Triton's per-launch lookups; falls back to ``normal`` while a profiler has hooks installed."""
     from triton import knobs
     from triton.runtime import driver
 

@@ -1,7 +1,7 @@
-"""The operations that have a kernel: one list of them, and one place that decides which version runs.
+"""The registry of operations that have a kernel. It decides which implementation runs.
 
-A layer writes an operation in plain torch and registers it with `operation`, together with a function of the same signature
-that launches the kernel, and a condition. Calling the operation runs one of the two.
+A layer implements an operation in plain torch and registers it with `operation`, together with a function of the same
+signature that launches the kernel, and a condition. Calling the operation runs one of the two.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ Rest = TypeVarTuple("Rest")
 
 
 def _is_usable() -> bool:
-    """Whether Triton is installed and can build launchers, and ``SPARSUM_KERNELS`` does not switch kernels off."""
+    """Whether Triton is installed and can build launchers, and ``SPARSUM_KERNELS`` does not disable kernels."""
     has_compiler = "CC" in os.environ or any(map(shutil.which, ("gcc", "clang")))
     is_wanted = os.environ.get("SPARSUM_KERNELS", "1").lower() not in {"0", "false", "off", "no"}
     return is_wanted and has_compiler and torch.version.cuda is not None and importlib.util.find_spec("triton") is not None
 
 
-#: Whether there are kernels for tensors on a GPU. Determined once: graph tracers cannot follow the search.
+#: Whether kernels are available for tensors on a GPU. Determined once, because graph tracers cannot trace the check.
 IS_USABLE = _is_usable()
 
 
 def serve(x: Tensor) -> bool:
-    """Whether there are kernels for this tensor: it is on a GPU, they are usable, and its memory is not that of -x."""
+    """Whether kernels can handle this tensor: they are usable, it is on a GPU, and its negative bit is not set."""
     return x.is_cuda and IS_USABLE and (torch.compiler.is_compiling() or not x.is_neg())
 
 
 def can_read(x: Tensor) -> bool:
-    """Whether the memory of a tensor holds its values: not for a batch of gradients, nor for some views and zeros."""
+    """Whether the memory of a tensor holds its values; False for batched gradients, negative views and zero tensors."""
     return not (torch._C._functorch.is_legacy_batchedtensor(x) or x.is_neg() or x._is_zerotensor())
 
 
@@ -49,17 +49,17 @@ def is_transformed() -> bool:
 
 
 def is_undifferentiated(*_: object) -> bool:
-    """Nothing is differentiated further."""
+    """No further differentiation."""
     return not (torch.is_grad_enabled() or is_transformed())
 
 
 def is_unobserved(x: Tensor) -> bool:
-    """Whether no tensor subclass or dispatch mode expects to see operators: kernels may bypass torch's dispatcher."""
+    """Whether kernels may bypass torch's dispatcher: no tensor subclass or dispatch mode intercepts operators."""
     return type(x) in (Tensor, torch.nn.Parameter) and not torch._C._len_torch_dispatch_stack()
 
 
 def is_eager(x: Tensor) -> bool:
-    """Whether a kernel can read the memory of ``x`` right now: nothing traces, transforms or observes it."""
+    """Whether a kernel can read the memory of ``x`` now: it is not traced, transformed or intercepted."""
     return not (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
@@ -70,16 +70,17 @@ def is_eager(x: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Operation(Generic[R, *Rest]):
-    """A function of a tensor, and of more, in two versions.
+    """A function of a tensor and other arguments, with two implementations.
 
     Args:
-        name: unique in the registry.
-        twin: the version in plain torch.
-        kernel: the version for a GPU, which imports Triton inside. It runs with the tensor's device as the current one.
-        takes: whether the kernel takes these arguments, asked only where `serve` holds for the tensor. The first line of its
-            docstring is the condition in `table`.
-        is_traceable: whether the kernel is, or chooses by itself, an operator of torch while a graph is traced, within
-            function transforms, under dispatch modes and for tensor subclasses. Otherwise the twin runs there.
+        name: a unique name in the registry.
+        twin: the reference implementation in plain torch.
+        kernel: the implementation for a GPU, which imports Triton when called. It runs with the tensor's device as the
+            current device.
+        takes: whether the kernel supports these arguments; only called if `serve` is True for the tensor. The first line of
+            its docstring is the condition shown in `table`.
+        is_traceable: whether the kernel is, or dispatches to, a torch operator during graph tracing, within function
+            transforms, under dispatch modes and for tensor subclasses. If False, the twin runs in these cases.
     """
 
     name: str
@@ -94,33 +95,33 @@ class Operation(Generic[R, *Rest]):
 
     def __call__(self, x: Tensor, *rest: *Rest) -> R:
         """Run the kernel or the twin."""
-        # As in `serves`: one more call would cost a small batch a percent of its time.
+        # Repeats `serves`, because another function call would add one percent to the time of a small batch.
         if not (serve(x) and (self.is_traceable or is_eager(x)) and self.takes(x, *rest)):
             return self.twin(x, *rest)
-        if not x.is_cuda or x.get_device() == torch.cuda.current_device():  # tests interpret kernels on the CPU
+        if not x.is_cuda or x.get_device() == torch.cuda.current_device():  # tests run interpreted kernels on the CPU
             return self.kernel(x, *rest)
         with torch.cuda.device_of(x):
             return self.kernel(x, *rest)
 
 
 _operations: dict[str, Operation[Any, *tuple[Any, ...]]] = {}
-#: All operations by name. Those of a module are in it once the module is imported.
+#: All operations by name. Importing a module adds its operations.
 OPERATIONS = MappingProxyType(_operations)
 
 
 def operation(
     name: str, *, kernel: Callable[[Tensor, *Rest], R], takes: Callable[[Tensor, *Rest], bool], is_traceable: bool = False
 ) -> Callable[[Callable[[Tensor, *Rest], R]], Operation[R, *Rest]]:
-    """Register a function in plain torch as the twin of a kernel. The arguments are those of `Operation`.
+    """Register a function in plain torch as the twin of a kernel; arguments as for `Operation`.
 
     Raises:
-        ValueError: if the name is taken.
+        ValueError: if another function is registered under this name.
     """
 
     def register(twin: Callable[[Tensor, *Rest], R]) -> Operation[R, *Rest]:
         known = _operations.get(name)
         if known is not None and _address(known.twin) != _address(twin):  # a module may be reloaded
-            raise ValueError(f"the operation {name!r} is registered already, for {_address(known.twin)}")
+            raise ValueError(f"name {name!r} is already registered for {_address(known.twin)}; choose another name")
         made = Operation(name, twin, kernel, takes, is_traceable)
         _operations[name] = made
         return made
@@ -129,9 +130,9 @@ def operation(
 
 
 def table() -> str:
-    """The registered operations, a line each: name, twin, kernel, and the condition for the kernel.
+    """Format the registered operations as a table: name, twin, kernel, and the condition under which the kernel runs.
 
-    `print(sparsum.kernels.table())` shows those of the library.
+    ``print(sparsum.kernels.table())`` shows the operations of the library.
     """
     lines = [("operation", "twin", "kernel", "condition")]
     for each in OPERATIONS.values():

@@ -1,7 +1,7 @@
-"""Reductions over the rows of a packed batch, a launch each.
+"""Reductions over the rows of a packed batch, in one launch each.
 
-Rows are sorted and their lengths known, so that the first entry of a row is the sum of the lengths before it. Each program
-adds these up for itself, which costs less than the launches of a cumulative sum while rows are not too many.
+Rows are sorted and their lengths are known, so the position of the first entry of a row is the sum of the previous lengths.
+Each program computes this sum itself, which is faster than launching a cumulative sum if there are not too many rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sparsum.kernels.launch import unwrapped
 
 # mypy: disable-error-code="no-untyped-def"
 
-#: With more rows than this, adding up the lengths would take longer than launching a cumulative sum.
+#: With more rows than this, summing the lengths takes longer than launching a cumulative sum.
 MOST_ROWS = 4096
 _ROWS_AT_ONCE = 256
 
@@ -38,7 +38,7 @@ def _sum(
     values, lengths, sums, width,
     ACC: tl.constexpr, AT_ONCE: tl.constexpr, ENTRIES: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of one row, entry after entry: the order, and so the sum, is always the same."""
+    """Sum some columns of one row in a fixed order, so that the result is deterministic."""
     row = tl.program_id(0)
     start, n = start_of(lengths, row, AT_ONCE), tl.load(lengths + row)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -54,7 +54,7 @@ def _sum(
 
 @triton.jit(do_not_specialize=["n_rows"])
 def _tally(lengths, sizes, n_rows, AT_ONCE: tl.constexpr):
-    """The sum of all lengths, and how many are 0."""
+    """The sum of all lengths, and the number of zeros."""
     total = tl.zeros([AT_ONCE], tl.int64)
     empty = tl.zeros([AT_ONCE], tl.int64)
     begin = 0
@@ -72,7 +72,7 @@ def segment_sum(
     values: Tensor,  # shape: (n, *rest), contiguous
     lengths: Tensor,  # shape: (n_rows,), int64
 ) -> Tensor:
-    """The sum over each row, (n_rows, *rest), added in float64, or in float32 for half precision."""
+    """Sum each row, (n_rows, *rest), accumulating in float64, or in float32 for half precision."""
     sums = values.new_empty(len(lengths), *values.shape[1:])
     width = math.prod(values.shape[1:])
     if not values.numel():
@@ -88,7 +88,7 @@ def segment_sum(
 
 
 def tally(lengths: Tensor) -> Tensor:
-    """The two numbers, the sum of all lengths and how many of them are 0: int64, (2,)."""
+    """The sum of all lengths, and the number of zeros: int64, (2,)."""
     sizes = lengths.new_empty(2)
     unwrapped(_tally)[(1,)](lengths, sizes, len(lengths), AT_ONCE=_ROWS_AT_ONCE, num_warps=4)
     return sizes

@@ -1,7 +1,7 @@
-"""Sparsemax (exponent 1) and 1.5-entmax (exponent 2) on a GPU, forward and backward, as operators of torch.
+"""Sparsemax (exponent 1) and 1.5-entmax (exponent 2) on a GPU, forward and backward, as torch operators.
 
-Rows are the last dimension of tensors (outer, inner, n) of any strides. Which kernel serves depends on n alone: nothing is
-tuned at run time, so that the same input gives the same output bit for bit, and nothing waits for the device.
+Rows are the last dimension of tensors (outer, inner, n) with any strides. The choice of the kernel depends only on n and the
+dtype. There is no run-time tuning, so results are bitwise reproducible, and there is no host-device synchronization.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from sparsum.kernels.simplex_tile import tile_backward, tile_forward
 
 _HALF = (torch.float16, torch.bfloat16)
 
-# Bytes per entry -> the longest rows that stay in registers. Those in half precision leave them earlier: their copy takes
-# half as long while the arithmetic of Newton's steps over all entries stays the same.
+# Bytes per entry -> the longest rows that are kept in registers. The limit is lower in half precision, where a copy takes
+# half as long but the arithmetic of the Newton steps over all entries stays the same.
 TILE_MOST = {2: 2048, 4: 4096, 8: 2048}
-# Longer rows than this are read by several programs each.
+# Rows longer than this are read by several programs each.
 SPLIT_MOST = 65536
-# Entries that each of those programs reads.
+# The number of entries that each of those programs reads.
 SPLIT_SIZE = 16384
-# Longest block -> warps of a program that holds a row. One warp needs no exchange through shared memory.
+# Largest block -> warps of a program that holds a row. A single warp does not exchange data through shared memory.
 TILE_WARPS = {512: 1, 1024: 2, 2048: 4, 4096: 4, 8192: 8}
-# From this block on, rows are first solved for the maxima of what each thread holds.
+# From this block size on, rows are first solved for the maxima of the entries that each thread holds.
 LANES_LEAST = 1024
-# Short rows share a program, up to this many entries.
+# Short rows share a program, up to this number of entries.
 TILE_ENTRIES = 128
-# The shortest share one with an entry to a thread: two warps, so that few rows wait for each other's steps.
+# The shortest rows share a program with one entry per thread: two warps, so that few rows wait for each other's steps.
 TINY_MOST = 32
 TINY_ENTRIES = 64
-# Rows whose entries are not neighbours in memory share a program so that whole sectors are read.
+# Rows whose entries are not contiguous in memory share a program, so that whole memory sectors are read.
 STRIDED_ROWS = 16
 STRIDED_ENTRIES = 8192
 
 
 class Groups(NamedTuple):
-    """How long rows are cut: entries per group, groups per step of the reading and of the solution, and warps.
+    """How long rows are split: entries per group, groups per step of reading and of solving, and warps.
 
-    With fewer ``registers`` to a thread than the compiler would take, more rows are under way; 0 leaves it to choose.
+    Fewer ``registers`` per thread than the compiler would use let more rows run concurrently; 0 means no limit.
     """
 
     size: int
@@ -54,14 +54,14 @@ class Groups(NamedTuple):
     registers: int = 0
 
 
-# Short rows of half precision: a group is what a thread loads at once, and a row belongs to one warp, whose threads never
-# wait for each other. Twice the support of normal scores under 1.5-entmax fits into a batch.
+# Short rows in half precision: a group is what a thread loads at once, and a row belongs to one warp, which needs no
+# synchronization between warps. Twice the 1.5-entmax support of normally distributed scores fits into a batch.
 HALF_MOST = 4096
 HALF_GROUPS = Groups(size=8, chunk=512, batch=32, warps=1)
 
 
 def groups_for(n: int, itemsize: int = 4) -> Groups:
-    """Small groups sift better, but there must not be so many that their maxima are a long row themselves."""
+    """Choose the groups of a row: small groups exclude more entries, but too many have too many maxima to process."""
     if itemsize == 2 and n <= HALF_MOST and n % HALF_GROUPS.size == 0:
         return HALF_GROUPS
     if n <= 16384:
@@ -73,7 +73,7 @@ def groups_for(n: int, itemsize: int = 4) -> Groups:
 
 @triton_op("sparsum::simplex_forward", mutates_args={})
 def simplex_forward(x: Tensor, mask: Tensor | None, exponent: int) -> Tensor:
-    """Probabilities of the rows of ``x`` (outer, inner, n), in its dtype; ``mask``, of sizes 1 or those, allows entries."""
+    """Probabilities of the rows of ``x`` (outer, inner, n), in its dtype; ``mask`` has 3 dimensions and is broadcast."""
     return forward(x, mask, exponent, wrap=wrap_triton)
 
 
@@ -92,19 +92,19 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
     return torch.ops.sparsum.simplex_backward(ctx.saved_tensors[0], grad, ctx.exponent), None, None
 
 
-# First derivatives, for graphs; `sparsum.simplex` has those of any order.
+# First derivatives, for graphs; `sparsum.simplex` implements derivatives of any order.
 simplex_forward.register_autograd(_differentiate, setup_context=_keep_probs)
 
 
 def forward(x: Tensor, mask: Tensor | None, exponent: int, *, wrap: Any = unwrapped, path: str = "") -> Tensor:
-    """`simplex_forward` without torch's dispatcher; ``path`` forces one of tile, groups, split."""
+    """`simplex_forward` without torch's dispatcher; ``path`` forces one of "tile", "groups" and "split"."""
     return planned_forward(x, mask, exponent, wrap=wrap, path=path)[0]
 
 
 def planned_forward(
     x: Tensor, mask: Tensor | None, exponent: int, *, wrap: Any = unwrapped, path: str = ""
 ) -> tuple[Tensor, Plan | None]:
-    """As `forward`, and how to do it again without a mask if that is a single launch."""
+    """`forward`, which also returns a plan to repeat it if it is a single launch without a mask."""
     path = path or path_for(x.shape[-1], x.dtype.itemsize)
     if path != "tile" and x.stride(-1) != 1:
         x = x.contiguous()
@@ -115,7 +115,7 @@ def planned_forward(
 
 
 def backward(probs: Tensor, grad: Tensor, exponent: int, *, wrap: Any = unwrapped, path: str = "") -> Tensor:
-    """`simplex_backward` without torch's dispatcher; ``path`` forces one of tile, groups."""
+    """`simplex_backward` without torch's dispatcher; ``path`` forces "tile" or "groups"."""
     outer, inner, n = probs.shape
     path = path or path_for(n, probs.dtype.itemsize)
     out = torch.empty_like(probs)
@@ -129,7 +129,7 @@ def backward(probs: Tensor, grad: Tensor, exponent: int, *, wrap: Any = unwrappe
         )  # fmt: skip
         return out
     cut = groups_for(n)
-    wide = 2 if n > SPLIT_MOST else 1  # one program reads all of a row: more warps keep more of it under way
+    wide = 2 if n > SPLIT_MOST else 1  # one program reads a whole row: more warps keep more loads in flight
     n_groups = -(-n // cut.size)
     ids = torch.empty((outer * inner, n_groups), dtype=torch.int32, device=probs.device)
     wrap(groups_backward)[(outer * inner,)](
@@ -141,14 +141,14 @@ def backward(probs: Tensor, grad: Tensor, exponent: int, *, wrap: Any = unwrappe
 
 
 def path_for(n: int, itemsize: int) -> str:
-    """The kernels that serve rows of ``n`` entries."""
+    """The kernels that handle rows of ``n`` entries."""
     if n <= TILE_MOST[itemsize]:
         return "tile"
     return "groups" if n <= SPLIT_MOST else "split"
 
 
 def tile_shape(n: int, stride: int) -> tuple[int, int, int]:
-    """Rows of a program, entries of each, a power of two, and warps."""
+    """Rows per program, entries per row rounded up to a power of two, and warps."""
     block = max(1 << (int(n) - 1).bit_length(), 2)  # triton.next_power_of_2 takes several microseconds
     rows = max(TILE_ENTRIES // block, 1)
     warps = next((warps for most, warps in TILE_WARPS.items() if block <= most), 16)
@@ -161,16 +161,16 @@ def tile_shape(n: int, stride: int) -> tuple[int, int, int]:
 
 
 def lanes_for(rows: int, block: int, warps: int, itemsize: int) -> tuple[int, int]:
-    """Threads that hold a row, and how many neighbours each of them loads at once; 1 if not worth the while.
+    """Threads that hold a row, and the number of adjacent entries each of them loads at once; 1 if not worthwhile.
 
-    In half precision what a thread loads is not what it holds after the conversion.
+    In half precision, the entries that a thread loads are not those that it holds after the conversion.
     """
     lanes, width = 32 * warps, 16 // itemsize
     return (lanes, width) if rows == 1 and itemsize >= 4 and block >= max(LANES_LEAST, lanes * width) else (1, 1)
 
 
 def options_for(x: Tensor, exponent: int, *, has_mask: bool = False) -> dict[str, Any]:
-    """What the kernels are compiled for, besides the shapes of their blocks."""
+    """Compile-time options of the kernels, except for block shapes."""
     is_double = x.dtype == torch.float64
     eps = 2.3e-16 if is_double else 1.2e-7
     return {
@@ -188,7 +188,7 @@ def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _spread(mask: Tensor) -> tuple[int, ...]:
-    """Strides that read a mask as if it were broadcast."""
+    """Strides that broadcast a mask."""
     return tuple(0 if size == 1 else stride for size, stride in zip(mask.shape, mask.stride(), strict=True))
 
 
@@ -206,7 +206,7 @@ def _tile(wrap: Any, x: Tensor, mask: Tensor, y: Tensor, options: dict[str, Any]
 
 
 def scratch(x: Tensor, n_groups: int) -> tuple[Tensor, Tensor]:
-    """Room for the maxima of all groups, and for a list of those that matter."""
+    """Scratch buffers for the maxima of all groups, and for the list of groups that can hold support."""
     peaks, ids = (torch.empty(shape, dtype=dtype, device=x.device) for shape, dtype in _rooms(x, n_groups))
     return peaks, ids
 
@@ -221,7 +221,7 @@ def _groups(wrap: Any, x: Tensor, mask: Tensor, y: Tensor, options: dict[str, An
     outer, inner, n = x.shape
     cut = groups_for(n, x.dtype.itemsize)
     n_groups = -(-n // cut.size)
-    # torch.compile takes for overwritten what decides where something is stored, unless it has been through memory.
+    # torch.compile considers a tensor mutated if its values determine store addresses, unless they pass through memory.
     in_registers = wrap is unwrapped and n_groups <= cut.chunk
     rooms = _rooms(x, n_groups)[1:] if in_registers else _rooms(x, n_groups)
     kept = [torch.empty(shape, dtype=dtype, device=x.device) for shape, dtype in rooms]

@@ -1,4 +1,4 @@
-"""The derivative of long rows: one reading of the probabilities, then work on the groups that hold support."""
+"""The derivative for long rows: read the probabilities once, then process only the groups that hold support."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sparsum.kernels.simplex_math import row_offset, weight
 def read_support(
     probs, out, ids, n, n_groups, pc, yc, GROUP: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """How many groups of a row hold support, listed in ``ids``, and zeros in its output."""
+    """List the groups of a row that hold support in ``ids``, fill its output with zeros; return their number."""
     n_ids = 0
     start = 0
     while start < n_groups:
@@ -37,7 +37,7 @@ def read_support(
 def _load_support(
     probs, grad, column, is_inside, pc, gc, EXPONENT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Weights and gradients of these columns, 0 off the support."""
+    """Weights and gradients of the given columns, 0 off the support."""
     p = tl.load(probs + column * pc, mask=is_inside, other=0.0).to(ACC)
     g = tl.load(grad + column * gc, mask=is_inside, other=0.0).to(ACC)
     return weight(p, EXPONENT), tl.where(p == 0, 0.0, g)
@@ -48,7 +48,7 @@ def groups_backward(
     probs, grad, out, ids, n, n_groups, inner, po, pi, pc, go, gi, gc, yo, yi, yc,
     EXPONENT: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, BATCH: tl.constexpr, IS_DOUBLE: tl.constexpr,
 ):  # fmt: skip
-    """The Jacobian times ``grad``: one reading of the probabilities, then only the groups that hold support."""
+    """The Jacobian times ``grad``: read the probabilities once, then only the groups that hold support."""
     ACC: tl.constexpr = tl.float64 if IS_DOUBLE else tl.float32
     row = tl.program_id(0)
     probs += row_offset(row, inner, po, pi)

@@ -1,8 +1,8 @@
-"""Long rows: one reading for the maxima of groups of entries, then work on the few groups that can hold support.
+"""Long rows: read them once for the maxima of groups of entries, then process the few groups that can hold support.
 
-The threshold of the maxima is a lower bound of the row's, as in `sparsum.simplex.blocks`. The reading writes the zeros of
-the output on its way, and what has mass is written over them: a row costs as much memory traffic as a copy of it. A row
-with much support is right as well, all its groups being read again at every step.
+The threshold of the maxima is a lower bound of the row's threshold, as in `sparsum.simplex.blocks`. The first pass also
+fills the output with zeros, and entries with mass are written over them, so the memory traffic is that of a copy. A row with
+a large support is handled correctly as well, but all its groups are read in every step.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def chunk_peaks(
     x, mask, y, n, xc, mc, yc, start, end,
     HAS_MASK: tl.constexpr, ZERO: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Maxima of CHUNK groups of a row up to ``end``, and zeros in its output; +inf for a group with a NaN."""
+    """Maxima of CHUNK groups of a row up to ``end``, +inf for a group with a NaN; fills the output with zeros if ZERO."""
     group = start + tl.arange(0, CHUNK)
     column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     is_inside = (column < n) & (group < end)[:, None]
@@ -52,7 +52,7 @@ def read_peaks(
     x, mask, y, peaks, n, xc, mc, yc, first, end,
     HAS_MASK: tl.constexpr, ZERO: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Maxima of the groups from ``first`` to ``end`` of a row, kept in ``peaks``."""
+    """Store the maxima of the groups from ``first`` to ``end`` of a row in ``peaks``."""
     start = first
     while start < end:
         start = tl.multiple_of(start, CHUNK)
@@ -64,7 +64,7 @@ def read_peaks(
 
 @triton.jit
 def load_peaks(peaks, n_groups, GROUPS: tl.constexpr):
-    """The maxima that were kept, -inf beyond them."""
+    """Load the stored maxima, -inf beyond them."""
     group = tl.arange(0, GROUPS)
     return tl.load(peaks + group, mask=group < n_groups, other=-float("inf"))
 
@@ -73,14 +73,14 @@ def load_peaks(peaks, n_groups, GROUPS: tl.constexpr):
 def find_groups(
     values, ids, n_groups, EXPONENT: tl.constexpr, SLACK: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """From the maxima of its groups, a row's own, a lower bound of its threshold, and the groups above it, in ``ids``."""
+    """The maximum of a row, a lower bound of its threshold, and the number of groups above it, listed in ``ids``."""
     group = tl.arange(0, GROUPS)
     peak = tl.max(values, 0)
     z = shift(values, peak, EXPONENT)
     threshold, step = solve_tile(z[None, :], FIRST_GUESS, 1, EXPONENT, ROUGH)
     bound = tl.sum(threshold + step, 0) - SLACK  # a sum of one
-    floor = tl.where(peak == -float("inf"), float("inf"), bound)  # nothing is allowed: no group
-    floor = tl.where(peak == float("inf"), -float("inf"), floor)  # there may be a NaN: look at all
+    floor = tl.where(peak == -float("inf"), float("inf"), bound)  # fully masked: no group
+    floor = tl.where(peak == float("inf"), -float("inf"), floor)  # there may be a NaN: keep all groups
     is_kept = (z >= floor) & (group < n_groups)
     position = tl.cumsum(is_kept.to(tl.int32), 0) - 1
     tl.store(ids + position, group, mask=is_kept)
@@ -89,9 +89,9 @@ def find_groups(
 
 @triton.jit
 def columns_of(ids, start, n_ids, n, GROUP: tl.constexpr, BATCH: tl.constexpr):
-    """Columns of some of the listed groups, and which of these there are.
+    """Columns of a batch of the listed groups, and which of them exist.
 
-    Apart from what is loaded there, so that torch.compile sees that nothing is stored where the scores are.
+    Separate from the loads, so that torch.compile can see that the kernel does not store to the scores.
     """
     place = start + tl.arange(0, BATCH)
     group = tl.load(ids + place, mask=place < n_ids, other=0)
@@ -103,7 +103,7 @@ def columns_of(ids, start, n_ids, n, GROUP: tl.constexpr, BATCH: tl.constexpr):
 def load_shifted(
     x, mask, column, is_inside, xc, mc, peak, EXPONENT: tl.constexpr, HAS_MASK: tl.constexpr, ACC: tl.constexpr
 ):  # fmt: skip
-    """Shifted scores of these columns, -inf where there is no entry."""
+    """Shifted scores of the given columns, -inf outside the row."""
     scores = load_scores(x, mask, column * xc, column * mc, is_inside, HAS_MASK, ACC)
     return tl.where(is_inside, shift(scores, peak, EXPONENT), -float("inf"))
 
@@ -114,7 +114,7 @@ def solve_groups(
     EXPONENT: tl.constexpr, HAS_MASK: tl.constexpr, TOLERANCE: tl.constexpr,
     GROUP: tl.constexpr, BATCH: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Threshold of a row and the last step, from a lower bound and the groups that reach above it."""
+    """The threshold of a row and the last step, given a lower bound and the groups whose maxima exceed it."""
     threshold = bound
     step = bound * 0
     last = bound * 0
@@ -145,7 +145,7 @@ def write_groups(
     EXPONENT: tl.constexpr, HAS_MASK: tl.constexpr, IS_HALF: tl.constexpr,
     GROUP: tl.constexpr, BATCH: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Probabilities of the listed groups, for half precision so that they still sum to 1."""
+    """Write the probabilities of the listed groups; in half precision, they still sum to 1."""
     dtype = y.dtype.element_ty
     missing = 1.0
     if IS_HALF:
@@ -179,7 +179,7 @@ def solve_few(
     EXPONENT: tl.constexpr, HAS_MASK: tl.constexpr, IS_HALF: tl.constexpr, TOLERANCE: tl.constexpr,
     GROUP: tl.constexpr, BATCH: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Probabilities of at most BATCH groups, which are read once and stay in registers."""
+    """Write the probabilities of at most BATCH groups, which are read once and kept in registers."""
     column, is_inside = columns_of(ids, 0, n_ids, n, GROUP, BATCH)
     z = load_shifted(x, mask, column, is_inside, xc, mc, peak, EXPONENT, HAS_MASK, ACC)
     row = tl.reshape(z, [1, BATCH * GROUP])
@@ -195,7 +195,7 @@ def solve_row(
     EXPONENT: tl.constexpr, HAS_MASK: tl.constexpr, IS_HALF: tl.constexpr, TOLERANCE: tl.constexpr, SLACK: tl.constexpr,
     GROUP: tl.constexpr, BATCH: tl.constexpr, GROUPS: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Probabilities of a row whose maxima are ``values``, where they are not 0, from the groups that can hold support."""
+    """Write the non-zero probabilities of a row with group maxima ``values``, from the groups that can hold support."""
     peak, bound, n_ids = find_groups(values, ids, n_groups, EXPONENT, SLACK, GROUPS)
     tl.debug_barrier()
     if n_ids <= BATCH:
@@ -218,9 +218,9 @@ def groups_forward(
     IN_REGISTERS: tl.constexpr,
     GROUP: tl.constexpr, CHUNK: tl.constexpr, BATCH: tl.constexpr, GROUPS: tl.constexpr, IS_DOUBLE: tl.constexpr,
 ):  # fmt: skip
-    """All of a row in one program, with the maxima of a single chunk IN_REGISTERS.
+    """Solve a row in one program; if IN_REGISTERS, the maxima of its only chunk stay in registers.
 
-    The barriers let its threads see what others wrote.
+    The barriers make the writes of a thread visible to the others.
     """
     ACC: tl.constexpr = tl.float64 if IS_DOUBLE else tl.float32
     row = tl.program_id(0)
@@ -246,7 +246,7 @@ def split_peaks(
     x, mask, y, peaks, n, n_groups, n_each, inner, xo, xi, xc, mo, mi, mc, yo, yi, yc,
     HAS_MASK: tl.constexpr, ZERO: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, IS_DOUBLE: tl.constexpr,
 ):  # fmt: skip
-    """The maxima of a part of a row, ``n_each`` groups."""
+    """The maxima of ``n_each`` groups of a row."""
     ACC: tl.constexpr = tl.float64 if IS_DOUBLE else tl.float32
     row = tl.program_id(0)
     first = tl.program_id(1) * n_each
@@ -264,7 +264,7 @@ def split_solve(
     EXPONENT: tl.constexpr, HAS_MASK: tl.constexpr, IS_HALF: tl.constexpr, TOLERANCE: tl.constexpr, SLACK: tl.constexpr,
     GROUP: tl.constexpr, BATCH: tl.constexpr, GROUPS: tl.constexpr, IS_DOUBLE: tl.constexpr,
 ):  # fmt: skip
-    """The rest of a row whose maxima were found by several programs."""
+    """Solve a row whose group maxima were computed by `split_peaks`."""
     ACC: tl.constexpr = tl.float64 if IS_DOUBLE else tl.float32
     row = tl.program_id(0)
     x += row_offset(row, inner, xo, xi)

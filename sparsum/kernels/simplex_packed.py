@@ -1,4 +1,4 @@
-"""The packed support of sparsemax and 1.5-entmax, in two steps: between them the host learns how large it is."""
+"""The packed support of sparsemax and 1.5-entmax, in two steps; the host reads its size in between."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from sparsum.kernels.simplex_support import (
     tile_support,
 )
 
-# How many lengths a program adds up at a time to know where its rows begin, and how much padding it writes.
+# The number of lengths that a program sums at a time to find where its rows start, and of padding entries it writes at once.
 _AT_ONCE = 256
 
 
 def support(x: Tensor, exponent: int, *, wrap: Any = unwrapped, path: str = "") -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What there is to know of the rows of ``x`` (n_rows, 1, n) before their support is packed.
+    """Solve the rows of ``x`` (n_rows, 1, n) and find the size of their support, as input for `pack`.
+
+    ``path`` forces one of "tile", "groups" and "split".
 
     Returns:
-        The solution (n_rows, 3), lengths of the support (n_rows,), 0 for a row without any or with a NaN, and for long
-        rows the groups that can hold support (n_rows, n_groups) and their number (n_rows,). ``path`` forces one of tile,
-        groups and split.
+        The solution (n_rows, 3), the size of the support (n_rows,), which is 0 for a fully masked row or a row with a NaN,
+        and for long rows the groups that can hold support (n_rows, n_groups) and their number (n_rows,).
     """
     n_rows, _, n = x.shape
     path = path or path_for(n, x.dtype.itemsize)
@@ -61,7 +62,7 @@ def support(x: Tensor, exponent: int, *, wrap: Any = unwrapped, path: str = "") 
 
 
 def _read_split(wrap: Any, x: Tensor, peaks: Tensor, n_groups: int, options: dict[str, Any]) -> None:
-    """The maxima of long rows, by several programs each."""
+    """Compute the group maxima of long rows, with several programs per row."""
     n_rows, _, n = x.shape
     cut = groups_for(n)
     n_each = SPLIT_SIZE // cut.size
@@ -74,9 +75,9 @@ def _read_split(wrap: Any, x: Tensor, peaks: Tensor, n_groups: int, options: dic
 def pack(
     x: Tensor, found: tuple[Tensor, Tensor, Tensor, Tensor], n_entries: int, exponent: int, *, wrap: Any = unwrapped
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Positions, sorted, in the flattened ``x`` (n_rows, 1, n), probabilities and rows of the support that was found.
+    """Sorted positions in the flattened ``x`` (n_rows, 1, n), probabilities and rows of the support found by `support`.
 
-    Where there is room for more than the support, positions at the end are the last of ``x``, with probability 0.
+    If ``n_entries`` exceeds the size of the support, padding has the last position of ``x`` and probability 0.
     """
     solution, lengths, ids, n_ids = found
     n_rows, _, n = x.shape
@@ -108,7 +109,7 @@ def pull(
     n: int,
     exponent: int,
 ) -> Tensor:
-    """The gradient of the scores, (n_rows, n), from that of the packed probabilities: 0 but on the support."""
+    """The gradient with respect to the scores, (n_rows, n), given that of the packed probabilities; 0 off the support."""
     result = grad.new_zeros(len(lengths), n)
     unwrapped(packed_backward)[(len(lengths),)](
         grad, flat, probs, lengths, result, EXPONENT=exponent, ENTRIES=128, AT_ONCE=_AT_ONCE, num_warps=4

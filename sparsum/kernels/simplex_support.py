@@ -1,4 +1,4 @@
-"""The support of sparse rows alone: its size first, then its positions and probabilities, and never a dense output."""
+"""Kernels for the packed support of rows, without dense output: first its size, then its positions and probabilities."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparsum.kernels.simplex_math import first_guess, load_scores, probability, 
 
 @triton.jit
 def _store_solution(solution, row, peak, threshold, step, mask):
-    """What `probability` needs to know of a row."""
+    """Store the values that `probability` needs for a row."""
     tl.store(solution + row * 3, peak, mask=mask)
     tl.store(solution + row * 3 + 1, threshold, mask=mask)
     tl.store(solution + row * 3 + 2, step, mask=mask)
@@ -27,7 +27,7 @@ def tile_support(
     EXPONENT: tl.constexpr, TOLERANCE: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, IS_DOUBLE: tl.constexpr,
 ):  # fmt: skip
-    """Solution and size of the support of ROWS rows."""
+    """The solution and the size of the support of ROWS rows."""
     ACC: tl.constexpr = tl.float64 if IS_DOUBLE else tl.float32
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
@@ -45,7 +45,7 @@ def tile_support(
 
 @triton.jit
 def _store_entries(flat, packed, rows, to, is_kept, place, column, probs, n):
-    """Positions, probabilities and rows of some entries of the support."""
+    """Store positions, probabilities and rows of some entries of the support."""
     tl.store(flat + to, place * n + column, mask=is_kept)
     tl.store(packed + to, probs, mask=is_kept)
     tl.store(rows + to, place + tl.zeros_like(column).to(tl.int64), mask=is_kept)
@@ -53,7 +53,7 @@ def _store_entries(flat, packed, rows, to, is_kept, place, column, probs, n):
 
 @triton.jit
 def _pad(flat, packed, rows, begin, n_entries, n_rows, n, AT_ONCE: tl.constexpr):
-    """What is stored where there is room for more than the support: the last position, with probability 0."""
+    """Fill entries beyond the support with padding: the last position, with probability 0."""
     while begin < n_entries:
         at = begin + tl.arange(0, AT_ONCE)
         nothing = tl.zeros([AT_ONCE], tl.int64)
@@ -68,7 +68,7 @@ def tile_pack(
     x, solution, lengths, flat, packed, rows, n_rows, n, n_entries, inner, xo, xi, xc,
     EXPONENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr, IS_DOUBLE: tl.constexpr,
 ):  # fmt: skip
-    """Positions, probabilities and rows of the support of ROWS rows; the last program pads."""
+    """Pack positions, probabilities and rows of the support of ROWS rows; the last program writes the padding."""
     ACC: tl.constexpr = tl.float64 if IS_DOUBLE else tl.float32
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_row = row < n_rows
@@ -98,7 +98,10 @@ def groups_support(
     EXPONENT: tl.constexpr, TOLERANCE: tl.constexpr, SLACK: tl.constexpr, READ: tl.constexpr,
     GROUP: tl.constexpr, CHUNK: tl.constexpr, BATCH: tl.constexpr, GROUPS: tl.constexpr, IS_DOUBLE: tl.constexpr,
 ):  # fmt: skip
-    """Solution and size of the support of a long row, and the groups that can hold it; READ unless its peaks are known."""
+    """The solution, the size of the support and the groups that can hold it, for a long row.
+
+    READ computes the maxima of the groups; without it, they are given in ``peaks``.
+    """
     ACC: tl.constexpr = tl.float64 if IS_DOUBLE else tl.float32
     row = tl.program_id(0)
     x += row_offset(row, inner, xo, xi)
@@ -129,7 +132,7 @@ def groups_pack(
     x, ids, solution, lengths, n_ids, flat, packed, rows, n, n_groups, n_entries, inner, xo, xi, xc,
     EXPONENT: tl.constexpr, GROUP: tl.constexpr, BATCH: tl.constexpr, AT_ONCE: tl.constexpr, IS_DOUBLE: tl.constexpr,
 ):  # fmt: skip
-    """Positions, probabilities and rows of the support of a long row, from the groups that can hold it."""
+    """Pack positions, probabilities and rows of the support of a long row, from the groups that can hold it."""
     ACC: tl.constexpr = tl.float64 if IS_DOUBLE else tl.float32
     row = tl.program_id(0)
     x += row_offset(row, inner, xo, xi)
@@ -162,7 +165,7 @@ def groups_pack(
 def packed_backward(
     grad, flat, probs, lengths, result, EXPONENT: tl.constexpr, ENTRIES: tl.constexpr, AT_ONCE: tl.constexpr
 ):  # fmt: skip
-    """The gradient of the scores of one row, in the places of its support: s (g - mean of g by s), s = p^(2 - alpha)."""
+    """The gradient of one row of scores, on its support: s (g - mean of g weighted by s), s = p^(2 - alpha)."""
     row = tl.program_id(0)
     start, n_entries = start_of(lengths, row, AT_ONCE), tl.load(lengths + row)
     weight = tl.zeros([ENTRIES], tl.float64)

@@ -1,4 +1,4 @@
-"""Rows that one program holds in its registers, several of them if they are short."""
+"""Kernels for rows that fit into the registers of one program; short rows share a program."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tile_forward(
     EXPONENT: tl.constexpr, HAS_MASK: tl.constexpr, IS_HALF: tl.constexpr, TOLERANCE: tl.constexpr,
     LANES: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, IS_DOUBLE: tl.constexpr,
 ):  # fmt: skip
-    """Probabilities of ROWS rows; the strides are outer, inner and along the row."""
+    """Probabilities of ROWS rows; strides are given for the outer, inner and row dimension."""
     ACC: tl.constexpr = tl.float64 if IS_DOUBLE else tl.float32
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
@@ -37,7 +37,7 @@ def tile_forward(
     peak, guess = first_guess(scores, ROWS, LANES, WIDTH, EXPONENT)
     z = shift(scores, peak[:, None], EXPONENT)
     threshold, step = solve_tile(z, guess, ROWS, EXPONENT, TOLERANCE)
-    threshold = tl.where(peak == -float("inf"), threshold + float("inf"), threshold)  # nothing is allowed: zeros, or NaN
+    threshold = tl.where(peak == -float("inf"), threshold + float("inf"), threshold)  # fully masked: zeros, or NaN
     probs = probability(z, threshold[:, None], step[:, None], EXPONENT)
     y_offset = row_offset(row, inner, yo, yi)[:, None] + column.to(tl.int64)[None, :] * yc
     tl.store(y + y_offset, round_rows(probs, y.dtype.element_ty, IS_HALF), mask=is_inside)
@@ -48,7 +48,7 @@ def tile_backward(
     probs, grad, out, n_rows, n, inner, po, pi, pc, go, gi, gc, yo, yi, yc,
     EXPONENT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, IS_DOUBLE: tl.constexpr,
 ):  # fmt: skip
-    """The Jacobian times ``grad``, which is read on the support alone."""
+    """The Jacobian times ``grad``, which is only read on the support."""
     ACC: tl.constexpr = tl.float64 if IS_DOUBLE else tl.float32
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)

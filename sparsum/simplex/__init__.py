@@ -1,4 +1,4 @@
-"""Tensor to tensor: sparse mappings onto the probability simplex, drop-ins for `torch.softmax`, and their losses."""
+"""Sparse mappings onto the probability simplex, drop-in replacements for `torch.softmax`, and their losses."""
 
 from sparsum.simplex.embedding import embed as embed
 from sparsum.simplex.losses import entmax15_loss as entmax15_loss

@@ -1,13 +1,13 @@
-r"""Entmax for any :math:`\alpha \ge 1`, each row with its own.
+r"""Entmax for any :math:`\alpha \ge 1`, which may differ between rows.
 
 With :math:`a = \alpha - 1`, the probabilities are
 
 .. math:: p_i = [1 + a (x_i - \nu)]_+^{1/a} = \exp\bigl(\tfrac1a \operatorname{log1p}(a (x_i - \nu))\bigr) ,
 
-which at :math:`a = 0` is :math:`\exp(x_i - \nu)`. In this form nothing is lost as :math:`\alpha` tends to 1. The shift
+which at :math:`a = 0` is :math:`\exp(x_i - \nu)`. This form remains accurate as :math:`\alpha` tends to 1. The shift
 :math:`\nu` is the root of :math:`F(\nu) = \sum_i p_i - 1`, whose slope is :math:`-\sum_i p_i^{2-\alpha}`. For
-:math:`\alpha \le 2`, :math:`F` is convex and Newton's steps from below never pass the root; beyond 2 it is not, and a
-bracket holds the steps.
+:math:`\alpha \le 2`, :math:`F` is convex and Newton steps from below never overshoot the root. For :math:`\alpha > 2` it is
+not convex, and a bracket safeguards the steps.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import math
 import torch
 from torch import Tensor
 
-# Newton needs about ten steps; the bracket alone would need 53 for the last bit of a double.
+# Newton's method needs about 10 steps; bisection alone would need 53 to reach double precision.
 _MAX_STEPS = 100
 _TRACED_STEPS = 48
 
 
 def solve_any_alpha(shifted: Tensor, alpha: Tensor, *, traceable: bool) -> Tensor:
-    """Probabilities of float64 rows ``shifted`` (*batch, n), maxima at 0, for ``alpha`` (*batch, 1)."""
+    """Probabilities of float64 rows ``shifted`` (*batch, n), whose maxima are 0, for ``alpha`` (*batch, 1)."""
     a = alpha - 1
     log_n = math.log(shifted.shape[-1])
     # The largest probability lies between 1/n and 1, which brackets the shift.
     low = torch.zeros_like(shifted[..., :1])
     high = _divide(-torch.expm1(-a * log_n), a, limit=torch.full_like(low, log_n))
-    # The rounding of a sum of n terms: below it, the sign of the excess says nothing.
+    # The rounding error of a sum of n terms: below it, the sign of the excess is not reliable.
     tolerance = (8 + 4 * log_n) * torch.finfo(shifted.dtype).eps
     shift = low
     for step in range(_TRACED_STEPS if traceable else _MAX_STEPS):
@@ -42,16 +42,16 @@ def solve_any_alpha(shifted: Tensor, alpha: Tensor, *, traceable: bool) -> Tenso
             break
         newton = shift + excess / _slope(probs, a)
         takes_newton = (low < newton) & (newton < high)
-        if step % 3 == 2:  # without convexity, Newton may crawl: halve the bracket now and then
+        if step % 3 == 2:  # without convexity, Newton's method may converge slowly: bisect every third step
             takes_newton = takes_newton & (a <= 1)
         shift = torch.where(takes_newton, newton, middle)
     return _between(_probs(shifted, low, a), _probs(shifted, high, a))
 
 
 def _between(above: Tensor, below: Tensor) -> Tensor:
-    """The mixture, with a sum of exactly 1, of probabilities that sum to at least and to at most 1.
+    """Mix probabilities that sum to at least 1 with probabilities that sum to at most 1, for a sum of exactly 1.
 
-    For alpha > 2 an entry at the boundary grows so steeply that no double's shift gives it the mass that is missing.
+    For alpha > 2, an entry at the boundary grows so steeply that no shift in float64 gives it the missing mass.
     """
     excess, lack = above.sum(-1, keepdim=True) - 1, 1 - below.sum(-1, keepdim=True)
     return torch.lerp(above, below, _divide(excess, excess + lack, limit=torch.zeros_like(excess)))
@@ -68,5 +68,5 @@ def _slope(probs: Tensor, a: Tensor) -> Tensor:
 
 
 def _divide(numerator: Tensor, a: Tensor, *, limit: Tensor) -> Tensor:
-    """``numerator / a``, and a given limit where a is 0."""
+    """``numerator / a``, replaced by ``limit`` where a is 0."""
     return torch.where(a == 0, limit, numerator / torch.where(a == 0, 1.0, a))

@@ -1,4 +1,4 @@
-"""What the public functions do with their arguments before and after the mathematics: checks, dimensions, dtypes."""
+"""Argument handling of the public functions: checks, masks, dimensions and dtypes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def check_scores(x: Tensor, name: str = "x") -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
     if not x.is_floating_point():
-        raise TypeError(f"{name} must have a floating-point dtype, got {x.dtype}; use a real one, such as torch.float32")
+        raise TypeError(f"{name} must have a floating-point dtype, got {x.dtype}; convert it, e.g. to torch.float32")
     if x.ndim == 0:
         raise ValueError(f"{name} must have at least one dimension, got a scalar")
 
 
 def check_dim(x: Tensor, dim: int) -> int:
-    """The dimension as a non-negative number."""
+    """Return the dimension as a non-negative number, raise if it is out of range."""
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise TypeError(f"dim must be an int, got {type(dim).__name__}")
     if not -x.ndim <= dim < x.ndim:
@@ -48,7 +48,7 @@ def check_mask(x: Tensor, mask: Tensor) -> None:
 
 
 def apply_mask(x: Tensor, mask: Tensor) -> Tensor:
-    """Scores of -inf where the mask is False."""
+    """Set scores to -inf where the mask is False."""
     check_mask(x, mask)
     return x.masked_fill(~mask, -torch.inf)
 
@@ -62,14 +62,14 @@ def rows_of_alpha(alpha: float | Tensor, x: Tensor, dim: int) -> float | Tensor:
             raise ValueError(f"alpha must be a finite number of at least 1, got {alpha}")
         return float(alpha)
     rows = _one_per_row("alpha", alpha, x, dim)
-    # Where one may not look, the rows become NaN.
+    # Where values cannot be checked, rows with an invalid alpha become NaN.
     if can_look_at(alpha) and bool((alpha < 1).any()):
         raise ValueError(f"alpha must be at least 1 everywhere, got a smallest value of {alpha.min().item():g}")
     return rows.unsqueeze(-1)
 
 
 def divide_by_temperature(x: Tensor, temperature: float | Tensor, dim: int) -> Tensor:
-    """Scores over a temperature, in float32 or better; infinite scores stay as they are, and give it no gradient."""
+    """Divide scores by a temperature, in at least float32; infinite scores are unchanged and give it no gradient."""
     check_scores(x)
     dim = check_dim(x, dim)
     scores = x.to(compute_dtype(x))
@@ -89,7 +89,7 @@ def divide_by_temperature(x: Tensor, temperature: float | Tensor, dim: int) -> T
 
 
 def _one_per_row(name: str, value: Tensor, x: Tensor, dim: int) -> Tensor:
-    """A floating-point tensor that is broadcast to the rows of ``x``: (*batch,), the shape of ``x`` without ``dim``."""
+    """Broadcast a floating-point tensor to the rows of ``x``: (*batch,), the shape of ``x`` without ``dim``."""
     if not value.is_floating_point():
         raise TypeError(f"{name} must have a floating-point dtype, got {value.dtype}")
     batch = x.shape[:dim] + x.shape[dim + 1 :]
@@ -103,27 +103,27 @@ def _one_per_row(name: str, value: Tensor, x: Tensor, dim: int) -> Tensor:
 
 
 def can_look_at(values: Tensor) -> bool:
-    """Whether the values can be checked: on the CPU, where nothing waits, and neither in a graph nor in a transform."""
+    """Whether values can be read without synchronization: on the CPU, and outside of graphs, transforms and modes."""
     return not (
         torch.compiler.is_compiling()
         or values.device.type != "cpu"
         or torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack()  # of a mode such as that of fake tensors, which have no values
+        or torch._C._len_torch_dispatch_stack()  # a mode such as FakeTensorMode, whose tensors have no values
         or isinstance(values, FakeTensor)
     )
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """The dtype to compute in: at least float32."""
+    """The dtype for computations: at least float32."""
     return torch.float32 if x.dtype in _HALF else x.dtype
 
 
 def round_to(probs: Tensor, dtype: torch.dtype) -> Tensor:
-    """Probabilities over the last dimension in ``dtype``, for half precision so that they still sum to 1.
+    """Round probabilities over the last dimension to ``dtype``; in half precision, rows still sum to 1.
 
-    Rounding each entry to 8 or 11 bits can move the sum by several units in the last place, enough for
-    `torch.distributions` to reject the row. So the first entries of the support are moved by one unit each, until what is
-    missing is less than half a unit of one of them. The gradient is that of the unrounded probabilities.
+    Rounding each entry to 8 or 11 bits can change the sum by several units in the last place, enough for
+    `torch.distributions` to reject the row. The first entries of the support are therefore moved by one unit each until the
+    remaining error is less than half a unit of one of them. The gradient is that of the unrounded probabilities.
     """
     rounded = probs.to(dtype)
     if dtype not in _HALF:
@@ -131,7 +131,7 @@ def round_to(probs: Tensor, dtype: torch.dtype) -> Tensor:
     fixed = rounded.detach()
     missing = 1 - fixed.float().sum(-1, keepdim=True)
     towards = torch.where(missing < 0, -1, 1).to(torch.int16)
-    moved = (fixed.view(torch.int16) + towards).view(dtype)  # the neighbouring number: positive floats sort as ints
+    moved = (fixed.view(torch.int16) + towards).view(dtype)  # the adjacent number: positive floats sort as ints
     unit = torch.where(fixed > 0, (moved.float() - fixed.float()).abs(), 0.0)
     is_moved = (fixed > 0) & (unit.cumsum(-1) - unit / 2 <= missing.abs()) & (missing.abs() < 0.5)
     return rounded + torch.where(is_moved, moved - fixed, 0.0)

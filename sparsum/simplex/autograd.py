@@ -1,13 +1,13 @@
-r"""The derivatives of all mappings, of any order.
+r"""Derivatives of all mappings, of any order.
 
 With :math:`s_i = p_i^{2-\alpha}` on the support and 0 elsewhere, and :math:`\bar v = \sum_i s_i v_i / \sum_i s_i`, the
 Jacobian of :math:`\alpha`-entmax is symmetric:
 
 .. math:: J v = s (v - \bar v), \qquad \frac{\partial p}{\partial \alpha} = c - s \frac{\sum_i c_i}{\sum_i s_i} ,
 
-where :math:`c_i` is the derivative of :math:`p_i` in :math:`\alpha` when the row's shift stays. Everything is a function of
-the probabilities alone, so the scores are not kept for backward. Second derivatives are right where at least one of the two
-is taken in reverse mode; two forward modes on top of each other lose the tangent of a tensor alpha in torch itself.
+where :math:`c_i` is the derivative of :math:`p_i` with respect to :math:`\alpha` for a fixed shift of the row. All of these
+depend only on the probabilities, so the scores are not saved for backward. Second derivatives are correct if at least one of
+the two is taken in reverse mode. In nested forward mode, torch itself drops the tangent of a tensor alpha.
 
 References:
     - Adaptively sparse transformers (Correia, Niculae & Martins, 2019), Proposition 1, https://arxiv.org/abs/1909.00015
@@ -29,16 +29,16 @@ from sparsum.simplex.solve import solve, solve_plainly
 
 Alpha = float | Tensor
 
-# Beyond alpha = 2 an entry at the boundary has an unbounded weight; at this size it is as good as infinite.
+# For alpha > 2 the weight of an entry at the boundary is unbounded; this value is effectively infinite.
 _LARGEST_WEIGHT = 1e100
-# Smaller than any sum of weights, and a normal number in single precision too.
+# Smaller than any sum of weights, and a normal number in float32 as well.
 _TINY = 1.2e-38
 
 
 def apply(x: Tensor, alpha: Alpha, mask: Tensor | None = None) -> Tensor:
     """Differentiable probabilities of the rows of ``x`` (*batch, n), n > 0; ``alpha`` is a number or (*batch, 1).
 
-    Only kernels take a mask, which has the dimensions of ``x``, some of size 1.
+    Only kernels accept a mask. It has as many dimensions as ``x`` and broadcasts to its shape.
     """
     if torch.compiler.is_compiling():
         if isinstance(alpha, float) and solve.serves(x, alpha, mask):
@@ -50,7 +50,7 @@ def apply(x: Tensor, alpha: Alpha, mask: Tensor | None = None) -> Tensor:
 
 
 def is_plain(x: Tensor, alpha: Alpha) -> bool:
-    """Whether nobody asks for derivatives."""
+    """Whether no derivatives are needed."""
     if is_transformed():
         return False
     needs_gradient = x.requires_grad or (isinstance(alpha, Tensor) and alpha.requires_grad)
@@ -58,7 +58,7 @@ def is_plain(x: Tensor, alpha: Alpha) -> bool:
 
 
 def _call(function: type[torch.autograd.Function], *inputs: Any) -> Tensor:
-    """``function.apply``, without the inspection of signatures that costs more than mapping a small batch."""
+    """``function.apply`` without its signature inspection, which takes longer than mapping a small batch."""
     is_transformed = torch._C._are_functorch_transforms_active()
     caller: Any = function if is_transformed else super(torch.autograd.Function, function)
     result: Tensor = caller.apply(*inputs)
@@ -66,7 +66,7 @@ def _call(function: type[torch.autograd.Function], *inputs: Any) -> Tensor:
 
 
 def _solve(x: Tensor, alpha: Alpha, mask: Tensor | None) -> Tensor:
-    """The mapping without gradient; by a remembered launch where there is one, which takes less time than to choose."""
+    """The mapping without gradient; reuses a cached launch if there is one, which is faster than dispatching."""
     if mask is None and x.is_cuda and isinstance(alpha, float) and alpha in dispatch.EXPONENTS and not x.is_neg():
         known = dispatch.again(x, alpha)
         if known is not None:
@@ -82,7 +82,7 @@ def _jacobian(probs: Tensor, alpha: Alpha, vector: Tensor) -> Tensor:
 
 
 def _can_multiply(probs: Tensor, alpha: Alpha, vector: Tensor) -> bool:
-    """Alpha is the number 1.5 or 2, and the memory of the vector holds its values."""
+    """Alpha is the number 1.5 or 2, and the memory of the vector is readable."""
     return dispatch.takes(probs, alpha) and kernels.can_read(vector)
 
 
@@ -96,13 +96,13 @@ def _product(probs: Tensor, alpha: Alpha, vector: Tensor) -> Tensor:
 
 
 def _traced(x: Tensor, alpha: Alpha) -> Tensor:
-    """A graph's version: the value without gradient, plus the linear map of the derivative applied to zero.
+    """Version for graphs: the value without gradient, plus a term of value 0 with the derivative of the mapping.
 
-    It has first derivatives alone, which is all that a compiled graph is asked for.
+    It only has first derivatives, which is all that a compiled graph needs.
     """
     fixed_alpha = alpha.detach() if isinstance(alpha, Tensor) else alpha
     probs = solve_plainly(x.detach(), fixed_alpha, traceable=True)
-    x = torch.where(probs > 0, x, 0.0)  # off the support the derivative is 0, and -inf - -inf would be NaN
+    x = torch.where(probs > 0, x, 0.0)  # the derivative is 0 off the support, and -inf - -inf is NaN
     change, weights = torch.where(x.isfinite(), x - x.detach(), 0.0), _weights(probs, fixed_alpha)
     result = probs + weights * _centre(change, weights)
     if isinstance(alpha, Tensor):
@@ -111,7 +111,7 @@ def _traced(x: Tensor, alpha: Alpha) -> Tensor:
 
 
 class _Entmax(torch.autograd.Function):
-    """The mapping itself."""
+    """The mapping."""
 
     @staticmethod
     def forward(x: Tensor, alpha: Alpha, mask: Tensor | None) -> Tensor:
@@ -147,7 +147,7 @@ class _Entmax(torch.autograd.Function):
 
 
 class _Jacobian(torch.autograd.Function):
-    """The product of the Jacobian at ``probs`` with a vector, at a cost that follows the support where rows are long."""
+    """The product of the Jacobian at ``probs`` with a vector; for long rows the cost scales with the support."""
 
     @staticmethod
     def forward(probs: Tensor, alpha: Alpha, vector: Tensor) -> Tensor:
@@ -194,13 +194,13 @@ class _Jacobian(torch.autograd.Function):
 
 
 def _saved(ctx: Any) -> Any:
-    """The tensors that were kept, with alpha in second place whether it was a tensor or a number."""
+    """The saved tensors, with alpha second, whether it is a tensor or a number."""
     first, *rest = ctx.saved_tensors
     return (first, *rest) if ctx.alpha is None else (first, ctx.alpha, *rest)
 
 
 def _batch_first(batch_size: int, in_dims: tuple[int | None, ...], inputs: tuple[Any, ...]) -> list[Any]:
-    """Give every tensor the batch as its first dimension: all formulas work on the last one."""
+    """Move the batch to the first dimension of every tensor: all formulas apply to the last dimension."""
     return [
         value
         if not isinstance(value, Tensor)
@@ -223,7 +223,7 @@ def _jacobian_packed(probs: Tensor, alpha: float, vector: Tensor) -> Tensor:
     weights = _weights(probs.reshape(-1)[packed.flat], alpha)
     weighted = weights * vector.reshape(-1)[packed.flat]
     mean = _ratio(packed.segments.sum(weighted), packed.segments.sum(weights))
-    result = (0 * probs[:, :1]).expand_as(probs).contiguous()  # NaN for a row of NaN, which has no support
+    result = (0 * probs[:, :1]).expand_as(probs).contiguous()  # NaN for a row of NaN, whose support is empty
     result.view(-1).index_copy_(0, packed.flat, weighted - weights * packed.segments.spread(mean))
     return result
 
@@ -234,17 +234,17 @@ def _centre(vector: Tensor, weights: Tensor) -> Tensor:
 
 
 def _ratio(numerator: Tensor, total: Tensor) -> Tensor:
-    """Division by a sum of weights, 0 / 0 = 0 for a row that has none because all of it was masked."""
+    """Divide by a sum of weights, with 0 / 0 = 0 for a fully masked row."""
     return numerator / total.clamp_min(_TINY)
 
 
 def _weights(probs: Tensor, alpha: Alpha) -> Tensor:
     if _is_number(alpha, 2.0):
-        return probs.ceil()  # 1 on the support, and NaN for a NaN, which a comparison would lose
+        return probs.ceil()  # 1 on the support, and NaN for NaN, which a comparison would drop
     if _is_number(alpha, 1.0):
         return probs
     is_zero = probs == 0
-    base = torch.where(is_zero, 1.0, probs)  # the power's own derivative is infinite at 0
+    base = torch.where(is_zero, 1.0, probs)  # the derivative of the power is infinite at 0
     power = base.sqrt() if _is_number(alpha, 1.5) else base.pow(2 - alpha).clamp_max(_LARGEST_WEIGHT)
     return torch.where(is_zero, 0.0, power)
 
@@ -259,7 +259,7 @@ def _weights_slope(probs: Tensor, alpha: Alpha) -> Tensor:
 
 
 def _alpha_direction(probs: Tensor, alpha: Tensor) -> Tensor:
-    r"""Derivative of the probabilities in alpha.
+    r"""Derivative of the probabilities with respect to alpha.
 
     With :math:`u = -(\alpha - 1) \log p`, :math:`c = -p (\log p)^2 (e^u - 1 - u) / u^2`, which tends to
     :math:`-p (\log p)^2 / 2` at alpha = 1.

@@ -1,4 +1,4 @@
-"""The kernels of the mappings: which rows they take, and in which shape."""
+"""Dispatch of the mappings to kernels: supported inputs and layout of rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsum.kernels import is_unobserved, launch
 
-# alpha -> exponent of the mappings that have an exact solver of their own
+# alpha -> exponent of the mappings that have a dedicated exact solver
 EXPONENTS = {2.0: 1, 1.5: 2}
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -21,14 +21,14 @@ def takes(x: Tensor, alpha: float | Tensor, _mask: Tensor | None = None) -> bool
 
 
 def again(x: Tensor, alpha: float) -> Tensor | None:
-    """As `solve`, for scores on a GPU whose shape it has seen before, else None: half the time of a small batch is saved."""
+    """`solve` with a cached launch for scores on a GPU, None if the shape is new; halves the time of a small batch."""
     if is_unobserved(x) and x.get_device() == torch.cuda.current_device():
         return launch.again(x, EXPONENTS[alpha])
     return None
 
 
 def solve(x: Tensor, alpha: float | Tensor, mask: Tensor | None) -> Tensor:
-    """Probabilities of the rows of ``x`` (*batch, n), n > 0, in its dtype, without gradient; ``mask`` broadcasts."""
+    """Probabilities of the rows of ``x`` (*batch, n), n > 0, in its dtype, without gradient; ``mask`` is broadcast."""
     from sparsum.kernels import simplex
 
     assert isinstance(alpha, float)
@@ -51,7 +51,7 @@ def jacobian(probs: Tensor, alpha: float | Tensor, vector: Tensor) -> Tensor:
 
 
 def traced(x: Tensor, alpha: float, mask: Tensor | None) -> Tensor:
-    """As `solve`, for a graph: an operator with its first derivative."""
+    """`solve` for graphs: an operator with a first derivative."""
     from sparsum.kernels import simplex
 
     probs: Tensor = simplex.simplex_forward(as_rows(x), None if mask is None else as_rows(mask, x.shape), EXPONENTS[alpha])
@@ -59,7 +59,7 @@ def traced(x: Tensor, alpha: float, mask: Tensor | None) -> Tensor:
 
 
 def as_rows(x: Tensor, shape: Sequence[int] | None = None) -> Tensor:
-    """The rows (*batch, n) as (outer, inner, n), without a copy up to three dimensions; a mask broadcasts to ``shape``."""
+    """Reshape rows (*batch, n) to (outer, inner, n), without a copy up to 3 dimensions; broadcast a mask to ``shape``."""
     if x.ndim < 3:
         return x.reshape(1, 1, -1) if x.ndim == 1 else x.unsqueeze(1)
     if x.ndim == 3:
@@ -69,12 +69,12 @@ def as_rows(x: Tensor, shape: Sequence[int] | None = None) -> Tensor:
 
 
 def rows_along(x: Tensor, dim: int, shape: Sequence[int]) -> Tensor:
-    """The rows along any dimension, as (outer, inner, n); a mask, of as many dimensions, broadcasts to ``shape``."""
+    """Reshape rows along any dimension to (outer, inner, n); a mask with all dimensions is broadcast to ``shape``."""
     before, after = _one_or_all(x.shape[:dim], shape[:dim]), _one_or_all(x.shape[dim + 1 :], shape[dim + 1 :])
     whole = x.expand(*before, x.shape[dim], *after)
     return whole.reshape(math.prod(before), x.shape[dim], math.prod(after)).transpose(1, 2)
 
 
 def _one_or_all(sizes: Sequence[int], wanted: Sequence[int]) -> Sequence[int]:
-    """Dimensions that are merged are broadcast together or not at all."""
+    """Sizes for merging dimensions: either all of them are broadcast or none."""
     return sizes if all(size == 1 for size in sizes) else wanted

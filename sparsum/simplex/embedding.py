@@ -1,4 +1,4 @@
-"""Assignments to vectors."""
+"""Embeddings of assignments."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sparsum.simplex.arguments import can_look_at
 def embed(z: Tensor, weight: Tensor) -> Tensor:
     r"""Embed assignments, given as indices or as (relaxed) vectors: :math:`e_z^\top W` or :math:`z^\top W`.
 
-    Indices are looked up and vectors are multiplied, with the same result for an index and its one-hot vector. A loss that
-    embeds by this function takes the atoms of exact sums as well as the relaxed vectors of Gumbel-softmax.
+    Indices are looked up and vectors are multiplied; an index and its one-hot vector give the same result. A loss that uses
+    this function accepts both the atoms of exact sums and the relaxed vectors of Gumbel-softmax.
 
     >>> weight = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     >>> embed(torch.tensor([1, 0]), weight)
@@ -23,17 +23,17 @@ def embed(z: Tensor, weight: Tensor) -> Tensor:
 
     Args:
         z: integers of shape (*batch,), or floats or booleans of shape (*batch, n).
-        weight: one vector per index, of shape (n, size); or a table for each of several groups, (n_groups, n, size), where
-            the batch of z ends in the groups.
+        weight: one vector per index, of shape (n, size); or one table per group, of shape (n_groups, n, size), where the
+            last dimension of the batch of z is the group.
 
     Returns:
         A tensor of shape (*batch, size).
 
     Raises:
-        IndexError: if an index is negative or not less than n. On a GPU it is the device that fails, as for
-            `torch.nn.functional.embedding`, since looking at the indices would wait for it.
-        TypeError: if ``weight`` is not a floating-point tensor, or ``z`` is a complex one.
-        ValueError: if the shapes do not fit.
+        IndexError: if an index is negative or not less than n. On a GPU this is a device-side assertion, as for
+            `torch.nn.functional.embedding`: checking the indices would need a host-device synchronization.
+        TypeError: if ``weight`` is not a floating-point tensor, or ``z`` is a complex tensor.
+        ValueError: if the shapes of ``z`` and ``weight`` do not match.
     """
     for name, value in (("z", z), ("weight", weight)):
         if not isinstance(value, Tensor):
@@ -59,7 +59,7 @@ def _embed_groups(
     z: Tensor,  # shape: (*batch, n_groups), or (*batch, n_groups, n)
     weight: Tensor,  # shape: (n_groups, n, size)
 ) -> Tensor:
-    """Each group with its own table: (*batch, n_groups, size)."""
+    """Embed each group with its own table: (*batch, n_groups, size)."""
     n_groups, n, size = weight.shape
     is_vector = z.is_floating_point() or z.dtype == torch.bool
     wanted = (n_groups, n) if is_vector else (n_groups,)
@@ -69,14 +69,14 @@ def _embed_groups(
     if is_vector:
         return torch.einsum("...gn,gns->...gs", z.to(weight.dtype), weight)
     first = torch.arange(n_groups, device=z.device) * n
-    # An index that does not fit would be one of a neighbouring group: send it behind the end of all tables.
+    # An out-of-range index would read the table of a neighbouring group: move it past the end of all tables.
     places = torch.where((z < 0) | (z >= n), n_groups * n, z.long() + first)
     return _look_up(places, weight.reshape(n_groups * n, size), z, weight)
 
 
 def _look_up(places: Tensor, table: Tensor, z: Tensor, weight: Tensor) -> Tensor:
-    """The rows of a table; places that it does not have are the indices in ``z`` that do not fit ``weight``."""
-    if torch.compiler.is_compiling():  # a graph raises later, where nothing catches it
+    """Look up rows of a table; an error names the indices in ``z`` that are out of range for ``weight``."""
+    if torch.compiler.is_compiling():  # the error is raised when the graph runs, outside of this try statement
         return torch.nn.functional.embedding(places, table)
     try:
         return torch.nn.functional.embedding(places, table)

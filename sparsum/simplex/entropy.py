@@ -1,9 +1,9 @@
-r"""Tsallis entropy, whose maximisers are the entmax family.
+r"""Tsallis entropy, the regularizer of the entmax family.
 
 .. math:: H_\alpha(p) = \frac{1}{\alpha (\alpha - 1)} \sum_i (p_i - p_i^\alpha)
           = -\frac1\alpha \sum_i p_i \log p_i \, E\bigl((\alpha - 1) \log p_i\bigr), \qquad E(u) = \frac{e^u - 1}{u}
 
-In the second form :math:`\alpha = 1`, Shannon's entropy, is no exception: :math:`E(0) = 1`.
+The second form includes :math:`\alpha = 1`, the Shannon entropy, because :math:`E(0) = 1`.
 
 References:
     - Possible generalization of Boltzmann-Gibbs statistics (Tsallis, 1988)
@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 def tsallis_entropy(probs: Tensor, alpha: float | Tensor) -> Tensor:
-    """Entropy of the last dimension of ``probs`` (*batch, n), 0 log 0 being 0; ``alpha`` is a number or (*batch, 1)."""
+    """Entropy over the last dimension of ``probs`` (*batch, n), with 0 log 0 = 0; ``alpha`` is a number or (*batch, 1)."""
     if not isinstance(alpha, Tensor) and alpha in _CLOSED_FORMS:
         return _CLOSED_FORMS[alpha](probs)
     log_probs = log_on_support(probs)
@@ -27,7 +27,7 @@ def tsallis_entropy(probs: Tensor, alpha: float | Tensor) -> Tensor:
     return -terms.sum(-1)
 
 
-# Of sparsemax and 1.5-entmax: a few operations instead of the fifty by which others stay exact near 1.
+# For sparsemax and 1.5-entmax: a few operations instead of the fifty that keep the general form accurate near alpha = 1.
 _CLOSED_FORMS: dict[float, Callable[[Tensor], Tensor]] = {
     2.0: lambda probs: (probs * (1 - probs)).sum(-1) / 2,
     1.5: lambda probs: (probs * (1 - torch.where(probs > 0, probs, 1.0).sqrt())).sum(-1) * (4 / 3),
@@ -35,7 +35,7 @@ _CLOSED_FORMS: dict[float, Callable[[Tensor], Tensor]] = {
 
 
 def entropy_slope(probs: Tensor, alpha: Tensor) -> Tensor:
-    """Derivative of the entropy in ``alpha`` (*batch, 1), with the probabilities held fixed."""
+    """Derivative of the entropy with respect to ``alpha`` (*batch, 1), for fixed probabilities."""
     log_probs = log_on_support(probs)
     u = (alpha - 1) * log_probs
     terms = log_probs.square() * _mean_growth_slope(u) - log_probs * _mean_growth(u) / alpha
@@ -43,12 +43,12 @@ def entropy_slope(probs: Tensor, alpha: Tensor) -> Tensor:
 
 
 def log_on_support(probs: Tensor) -> Tensor:
-    """Logarithm of what is positive, 0 elsewhere."""
+    """Logarithm of positive entries, 0 elsewhere."""
     return torch.where(probs > 0, probs, 1.0).log()
 
 
 def _mean_growth(u: Tensor) -> Tensor:
-    """``(exp(u) - 1) / u``, 1 at 0."""
+    """``(exp(u) - 1) / u``, which is 1 at 0."""
     is_small = u.abs() < 0.5
     series = torch.ones_like(u)
     small = torch.where(is_small, u, 0.0)
@@ -58,7 +58,7 @@ def _mean_growth(u: Tensor) -> Tensor:
 
 
 def _mean_growth_slope(u: Tensor) -> Tensor:
-    """The derivative ``(exp(u) (u - 1) + 1) / u^2``, 1/2 at 0."""
+    """The derivative ``(exp(u) (u - 1) + 1) / u^2``, which is 1/2 at 0."""
     is_small = u.abs() < 0.5
     small = torch.where(is_small, u, 0.0)
     series, power = torch.zeros_like(u), torch.ones_like(u)

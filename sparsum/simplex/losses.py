@@ -1,11 +1,11 @@
-r"""Losses that train the scores behind sparse probabilities.
+r"""Losses for training with sparse probabilities.
 
 The Fenchel-Young loss of a mapping :math:`p(x) = \arg\max_{p \in \triangle} p^\top x + H(p)` is
 
 .. math:: L(x, y) = p(x)^\top x + H(p(x)) - y^\top x - H(y) \ge 0 ,
 
-which is 0 exactly when :math:`p(x) = y`, convex in x, and has the gradient :math:`p(x) - y`. For softmax it is the
-cross-entropy; for a sparse mapping it becomes exactly 0 once the right answer leads by a margin.
+which is 0 if and only if :math:`p(x) = y`, convex in x, and has the gradient :math:`p(x) - y`. For softmax it is the
+cross-entropy; for a sparse mapping it is exactly 0 once the score of the target class exceeds the others by a margin.
 
 References:
     - Learning with Fenchel-Young losses (Blondel, Martins & Niculae, 2020), equation 14, https://arxiv.org/abs/1901.02324
@@ -31,9 +31,9 @@ _SHOWN_ROWS = 5
 def sparsemax_loss(
     x: Tensor, target: Tensor, *, mask: Tensor | None = None, reduction: str = "mean", ignore_index: int = -100
 ) -> Tensor:
-    """Fenchel-Young loss of `sparsemax`: what cross-entropy is for softmax.
+    """Fenchel-Young loss of `sparsemax`, the counterpart of cross-entropy for softmax.
 
-    The classes are the last dimension of ``x``, however many there are.
+    The classes are always the last dimension of ``x``, unlike in `torch.nn.functional.cross_entropy`.
 
     >>> x = torch.tensor([[2.0, 0.5, 0.0], [0.4, 0.0, 0.0]])
     >>> sparsemax_loss(x, torch.tensor([0, 0]), reduction="none")
@@ -44,20 +44,20 @@ def sparsemax_loss(
     Args:
         x: scores of shape (*batch, n).
         target: class indices of shape (*batch,), or probabilities of shape (*batch, n).
-        mask: True where a class is allowed, broadcast to the shape of ``x``; the others are left out, and get no gradient.
-            A target that is not allowed raises an error; on a GPU and under `torch.compile` its loss is infinite, since
-            looking at it would wait for the device.
-        reduction: "mean" (over the rows that are not ignored; 0 if all are), "sum" or "none".
-        ignore_index: rows with this class index have loss 0 and no gradient.
+        mask: True where a class is allowed, broadcastable to the shape of ``x``; all other classes are excluded and get zero
+            gradient. A masked target raises an error; on a GPU and under `torch.compile` its loss is infinite instead,
+            because the check would need a host-device synchronization.
+        reduction: "mean" (over the rows that are not ignored; 0 if all rows are ignored), "sum" or "none".
+        ignore_index: rows with this class index have loss 0 and zero gradient.
 
     Returns:
-        A scalar, or for "none" a tensor of shape (*batch,).
+        A scalar, or a tensor of shape (*batch,) if ``reduction`` is "none".
 
     Raises:
-        TypeError: if ``x`` is not a floating-point tensor, ``target`` is a boolean or complex one, or ``mask`` is not a
-            boolean one.
-        ValueError: if the shape of ``target`` or ``mask`` or a class index does not fit ``x``, if ``mask`` does not allow
-            a target, or on an unknown ``reduction``.
+        TypeError: if ``x`` is not a floating-point tensor, ``target`` is a boolean or complex tensor, or ``mask`` is not a
+            boolean tensor.
+        ValueError: if the shape of ``target`` or ``mask`` does not match ``x``, if a class index is out of range, if a
+            target is masked, or if ``reduction`` is unknown.
 
     References:
         - From softmax to sparsemax (Martins & Astudillo, 2016), section 3, https://arxiv.org/abs/1602.02068
@@ -85,7 +85,7 @@ def entmax_loss(
     reduction: str = "mean",
     ignore_index: int = -100,
 ) -> Tensor:
-    """Fenchel-Young loss of `entmax`; for alpha = 1 it is the cross-entropy.
+    """Fenchel-Young loss of `entmax`; for alpha = 1 this is the cross-entropy.
 
     >>> x, target = torch.tensor([[1.0, 0.0]]), torch.tensor([1])
     >>> entmax_loss(x, target, 1.0), torch.nn.functional.cross_entropy(x, target)
@@ -96,15 +96,15 @@ def entmax_loss(
         target: class indices of shape (*batch,), or probabilities of shape (*batch, n).
         alpha: as for `entmax`; a tensor receives a gradient.
         mask: as for `sparsemax_loss`.
-        reduction: "mean" (over the rows that are not ignored; 0 if all are), "sum" or "none".
-        ignore_index: rows with this class index have loss 0 and no gradient.
+        reduction: "mean" (over the rows that are not ignored; 0 if all rows are ignored), "sum" or "none".
+        ignore_index: rows with this class index have loss 0 and zero gradient.
 
     Returns:
-        A scalar, or for "none" a tensor of shape (*batch,).
+        A scalar, or a tensor of shape (*batch,) if ``reduction`` is "none".
 
     Raises:
-        TypeError: as `sparsemax_loss` and `entmax`.
-        ValueError: as `sparsemax_loss` and `entmax`.
+        TypeError: as for `sparsemax_loss` and `entmax`.
+        ValueError: as for `sparsemax_loss` and `entmax`.
     """
     if reduction not in _REDUCTIONS:
         raise ValueError(f"reduction must be one of {', '.join(_REDUCTIONS)}, got {reduction!r}")
@@ -118,13 +118,13 @@ def entmax_loss(
         is_counted = torch.ones_like(x[..., 0], dtype=torch.bool)
     else:
         is_counted = _check_class_target(x, target, ignore_index)
-        scores = torch.where(is_counted.unsqueeze(-1), scores, 0.0)  # a NaN in a row that is ignored is ignored too
+        scores = torch.where(is_counted.unsqueeze(-1), scores, 0.0)  # also ignore a NaN in an ignored row
     if mask is not None and can_look_at(target) and can_look_at(mask):
         _check_masked_target(target, mask.expand(x.shape), is_counted)
     peak = scores.detach().amax(-1, keepdim=True)
-    scores = scores - torch.where(peak == -torch.inf, 0.0, peak)  # the loss does not change, its rounding does
+    scores = scores - torch.where(peak == -torch.inf, 0.0, peak)  # reduces rounding error; the loss is shift-invariant
     loss = _conjugate(scores, alpha) - _gain(scores, target, alpha, is_counted)
-    loss = loss - loss.detach().clamp_max(0.0)  # lift what rounding put below 0, without cutting off the gradient
+    loss = loss - loss.detach().clamp_max(0.0)  # clamp rounding errors below 0 without blocking the gradient
     return _reduce(torch.where(is_counted, loss, 0.0), is_counted, reduction).to(x.dtype)
 
 
@@ -132,9 +132,9 @@ def _gain(scores: Tensor, target: Tensor, alpha: Alpha, is_counted: Tensor) -> T
     """The score of the target plus its entropy, per row."""
     if target.is_floating_point():
         target = target.to(scores.dtype)
-        # 0 * -inf: a target of 0 on a forbidden class costs nothing, and has no gradient.
+        # Avoid 0 * -inf: a target of 0 on a masked class contributes nothing and has zero gradient.
         gain = target * torch.where(target == 0, 0.0, scores)
-        # A target of 0 stays 0, whatever alpha: it has no gradient.
+        # A target of 0 contributes nothing for any alpha, so it gets no gradient.
         moving = torch.where(target > 0, target, target.detach())
         return gain.sum(-1) + tsallis_entropy(moving, alpha)
     chosen = torch.where(is_counted, target.long(), 0).unsqueeze(-1)
@@ -147,7 +147,7 @@ def _conjugate(scores: Tensor, alpha: Alpha) -> Tensor:
     if not torch.compiler.is_compiling():
         result: Tensor = _Conjugate.apply(scores, probs, alpha)
         return result
-    # In a graph, where only first derivatives exist: the value, plus its linear map applied to zero.
+    # A graph only has first derivatives: add a term whose value is 0 and whose derivative is that of the conjugate.
     probs = probs.detach()
     fixed_alpha = alpha.detach() if isinstance(alpha, Tensor) else alpha
     moved = torch.where(probs > 0, scores - scores.detach(), 0.0)
@@ -162,10 +162,10 @@ def _conjugate_value(scores: Tensor, probs: Tensor, alpha: Alpha) -> Tensor:
 
 
 class _Conjugate(torch.autograd.Function):
-    r"""The maximum :math:`p^\top x + H(p)` of given maximisers p.
+    r"""The maximum :math:`p^\top x + H(p)` for given maximizers p.
 
-    Its gradient in x is p itself (the envelope theorem). Differentiating through p instead would add a term that is 0 only
-    up to rounding times the size of the scores.
+    Its gradient with respect to x is p (the envelope theorem). Differentiating through p would add a term that is 0 only up
+    to rounding error, which scales with the magnitude of the scores.
     """
 
     generate_vmap_rule = True
@@ -203,14 +203,14 @@ def _check_probability_target(x: Tensor, target: Tensor) -> None:
     if target.shape != x.shape:
         raise ValueError(
             f"target of probabilities must have the shape of x, {tuple(x.shape)}, got {tuple(target.shape)}; "
-            f"class indices must have an integer dtype"
+            f"convert class indices to an integer dtype"
         )
     if can_look_at(target) and not bool(((target >= 0).all(-1) & ((target.sum(-1) - 1).abs() < 1e-2)).all()):
         raise ValueError("target must hold probabilities: non-negative, with rows that sum to 1")
 
 
 def _check_class_target(x: Tensor, target: Tensor, ignore_index: int) -> Tensor:
-    """Which rows count."""
+    """Check class indices; return which rows are not ignored."""
     if target.dtype == torch.bool or target.is_complex():
         raise TypeError(f"target must hold class indices (integers) or probabilities (floats), got {target.dtype}")
     if target.shape != x.shape[:-1]:
@@ -218,7 +218,7 @@ def _check_class_target(x: Tensor, target: Tensor, ignore_index: int) -> Tensor:
             f"target of class indices must have shape {tuple(x.shape[:-1])} for x of shape {tuple(x.shape)}, "
             f"got {tuple(target.shape)}"
         )
-    target = target.long()  # a small integer type may not hold ignore_index
+    target = target.long()  # a narrow integer dtype may not be able to represent ignore_index
     is_counted = target != ignore_index
     n = x.shape[-1]
     if can_look_at(target) and bool((is_counted & ((target < 0) | (target >= n))).any()):
@@ -228,7 +228,7 @@ def _check_class_target(x: Tensor, target: Tensor, ignore_index: int) -> Tensor:
 
 
 def _check_masked_target(target: Tensor, mask: Tensor, is_counted: Tensor) -> None:
-    """Raise if a target is not allowed; where one may not look, its score of -inf makes the loss infinite."""
+    """Raise if a target is masked. Where values cannot be checked, the score of -inf makes the loss infinite."""
     if target.is_floating_point():
         is_wrong = ((target > 0) & ~mask).any(-1)
     else:
@@ -238,7 +238,7 @@ def _check_masked_target(target: Tensor, mask: Tensor, is_counted: Tensor) -> No
         rows = is_wrong.reshape(-1).nonzero().squeeze(-1).tolist()
         shown = ", ".join(map(str, rows[:_SHOWN_ROWS])) + (", ..." if len(rows) > _SHOWN_ROWS else "")
         raise ValueError(
-            f"target must be allowed by mask, which is True for classes that are; it is not in {len(rows)} of "
+            f"target must be allowed by mask, which must be True for the target class; it is False in {len(rows)} of "
             f"{is_wrong.numel()} rows: {shown}"
         )
 

@@ -1,4 +1,4 @@
-"""The mappings from scores to sparse probabilities: drop-ins for `torch.softmax`."""
+"""Mappings from scores to sparse probabilities: drop-in replacements for `torch.softmax`."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def sparsemax(
 
     .. math:: \operatorname{sparsemax}(x) = \arg\min_{p \in \triangle} \lVert p - x \rVert^2 = \max(x - \tau, 0)
 
-    With ``k``, at most k entries are non-zero: the projection onto the distributions with at most k atoms, which is the
-    sparsemax of the k largest scores. When fewer than k entries come out non-zero, the two are the same. Among equal scores
-    at the k-th place, which ones take part is up to `torch.topk`.
+    With ``k``, at most k entries are non-zero: the result is the projection onto the distributions with at most k non-zero
+    entries, which is the sparsemax of the k largest scores. If fewer than k entries are non-zero, it equals the sparsemax of
+    all scores. Ties at the k-th largest score are broken by `torch.topk`.
 
     >>> sparsemax(torch.tensor([1.0, 0.8, -0.5]))
     tensor([0.6000, 0.4000, 0.0000])
@@ -46,23 +46,26 @@ def sparsemax(
     tensor([0.4750, 0.4250, 0.1000])
 
     Args:
-        x: scores, of any shape. Entries of -inf get probability 0; a row of nothing else gets zeros and no gradient.
-            Entries of +inf share the mass of their row. A NaN makes its own row NaN.
-        dim: the dimension that sums to 1.
-        k: the largest number of non-zeros.
-        mask: True where an entry is allowed, broadcast to the shape of ``x``; the others get exactly 0. (The opposite of
-            a ``key_padding_mask``.) A large negative score is not a mask: a row of nothing else would be uniform.
-        temperature: map ``x / temperature``. A positive number, or a tensor of such numbers, which receives a gradient:
-            broadcast to the rows, that is, to the shape of ``x`` without ``dim``, or with all dimensions of ``x`` and size 1
-            in ``dim``. The values of a tensor are checked on the CPU alone, since looking at them would wait for a GPU.
+        x: scores, of any shape. Entries of -inf get probability 0; a row of only -inf returns zeros and has zero gradient.
+            Entries of +inf share the mass of their row. A NaN makes its entire row NaN.
+        dim: the dimension along which the probabilities sum to 1.
+        k: the maximum number of non-zero entries.
+        mask: True where an entry is allowed, broadcastable to the shape of ``x``; all other entries get probability 0. This
+            is the opposite of ``key_padding_mask``. A large negative score does not replace a mask: a row of only large
+            negative scores maps to a uniform distribution. A fully masked row returns zeros.
+        temperature: map ``x / temperature``. A positive number, or a tensor of positive numbers, which receives a gradient.
+            A tensor must broadcast to the rows, i.e. to the shape of ``x`` without ``dim``, or have all dimensions of ``x``
+            and size 1 in ``dim``. The values of a tensor are only checked on the CPU: on a GPU the check would need a
+            host-device synchronization.
 
     Returns:
-        Probabilities in the shape and dtype of ``x``, computed in float32 or better.
+        Probabilities with the shape and dtype of ``x``, computed in at least float32.
 
     Raises:
-        TypeError: if ``x`` or ``temperature`` is not of a floating-point dtype, ``mask`` is not a boolean tensor, or ``k``
-            is not an int.
-        ValueError: if ``dim``, ``k`` or a shape does not fit ``x``, or if ``temperature`` is not positive and finite.
+        TypeError: if ``x`` or ``temperature`` does not have a floating-point dtype, ``mask`` is not a boolean tensor, or
+            ``k`` is not an int.
+        ValueError: if ``dim`` or ``k`` is out of range, if ``mask`` or ``temperature`` does not broadcast to ``x``, or if
+            ``temperature`` is not positive and finite.
 
     References:
         - From softmax to sparsemax (Martins & Astudillo, 2016), Algorithm 1, https://arxiv.org/abs/1602.02068
@@ -78,12 +81,12 @@ def sparsemax(
     check_count(k, x.shape[dim], f"the size of x in dim {dim}")
     best = (x if mask is None else apply_mask(x, mask)).topk(k, dim=dim)
     probs = _map(best.values, 2.0, dim, None)
-    rest = (0 * probs.detach().narrow(dim, 0, 1)).expand_as(x)  # NaN where the row has a NaN, which topk puts first
+    rest = (0 * probs.detach().narrow(dim, 0, 1)).expand_as(x)  # NaN if the row contains a NaN, which topk puts first
     return rest.scatter(dim, best.indices, probs)
 
 
 def entmax15(x: Tensor, dim: int = -1, *, mask: Tensor | None = None, temperature: float | Tensor | None = None) -> Tensor:
-    r"""1.5-entmax: sparse like sparsemax, smooth like softmax.
+    r"""1.5-entmax: sparse like sparsemax, but with a continuous derivative.
 
     .. math:: \operatorname{entmax}_{1.5}(x) = \arg\max_{p \in \triangle} p^\top x + \tfrac43 \sum_i (p_i - p_i^{3/2})
               = \max(x / 2 - \tau, 0)^2
@@ -93,16 +96,17 @@ def entmax15(x: Tensor, dim: int = -1, *, mask: Tensor | None = None, temperatur
 
     Args:
         x: scores, of any shape; infinities and NaN as for `sparsemax`.
-        dim: the dimension that sums to 1.
-        mask: True where an entry is allowed, broadcast to the shape of ``x``; the others get exactly 0.
+        dim: the dimension along which the probabilities sum to 1.
+        mask: True where an entry is allowed, broadcastable to the shape of ``x``; all other entries get probability 0.
         temperature: map ``x / temperature``, as for `sparsemax`.
 
     Returns:
-        Probabilities in the shape and dtype of ``x``, computed in float32 or better.
+        Probabilities with the shape and dtype of ``x``, computed in at least float32.
 
     Raises:
-        TypeError: if ``x`` or ``temperature`` is not of a floating-point dtype, or ``mask`` is not a boolean tensor.
-        ValueError: if ``dim`` or a shape does not fit ``x``, or if ``temperature`` is not positive and finite.
+        TypeError: if ``x`` or ``temperature`` does not have a floating-point dtype, or ``mask`` is not a boolean tensor.
+        ValueError: if ``dim`` is out of range, if ``mask`` or ``temperature`` does not broadcast to ``x``, or if
+            ``temperature`` is not positive and finite.
 
     References:
         - Sparse sequence-to-sequence models (Peters, Niculae & Martins, 2019), equation 10, https://arxiv.org/abs/1905.05702
@@ -120,14 +124,14 @@ def entmax(
     mask: Tensor | None = None,
     temperature: float | Tensor | None = None,
 ) -> Tensor:
-    r"""The family from softmax (:math:`\alpha = 1`) over 1.5-entmax to sparsemax (:math:`\alpha = 2`) and beyond.
+    r"""Alpha-entmax, for any :math:`\alpha \ge 1`: includes softmax (1), 1.5-entmax (1.5) and sparsemax (2).
 
     .. math:: \operatorname{entmax}_\alpha(x) = \arg\max_{p \in \triangle} p^\top x
               + \frac{1}{\alpha (\alpha - 1)} \sum_i (p_i - p_i^\alpha) = [(\alpha - 1) x - \tau]_+^{1 / (\alpha - 1)}
 
-    A tensor ``alpha`` receives a gradient, at 1 too, so that the sparsity of each row can be learned. For attention scores
-    of shape (batch, heads, queries, keys), one alpha per head is best given with all dimensions, (1, heads, 1, 1), and kept
-    above 1 as, say, ``1 + torch.sigmoid(parameter)``.
+    A tensor ``alpha`` receives a gradient, also at alpha = 1, so the sparsity of each row can be learned. For attention
+    scores of shape (batch, heads, queries, keys), pass one alpha per head with all dimensions, (1, heads, 1, 1), and keep it
+    above 1, e.g. as ``1 + torch.sigmoid(parameter)``.
 
     >>> x = torch.tensor([[1.0, 0.8, 0.0], [1.0, 0.8, 0.0]])
     >>> entmax(x, torch.tensor([1.25, 2.0]))
@@ -136,21 +140,22 @@ def entmax(
 
     Args:
         x: scores, of any shape; infinities and NaN as for `sparsemax`.
-        alpha: a number of at least 1, or a tensor of such numbers: broadcast to the rows, that is, to the shape of ``x``
-            without ``dim``, or with all dimensions of ``x`` and size 1 in ``dim``. On a GPU and under `torch.compile`,
-            values below 1 make their rows NaN instead of raising, since looking at them would wait for the device.
-        dim: the dimension that sums to 1.
-        mask: True where an entry is allowed, broadcast to the shape of ``x``; the others get exactly 0.
+        alpha: a number of at least 1, or a tensor of numbers of at least 1. A tensor must broadcast to the rows, i.e. to the
+            shape of ``x`` without ``dim``, or have all dimensions of ``x`` and size 1 in ``dim``. On a GPU and under
+            `torch.compile`, tensor values below 1 make their rows NaN instead of raising: checking them would need a
+            host-device synchronization.
+        dim: the dimension along which the probabilities sum to 1.
+        mask: True where an entry is allowed, broadcastable to the shape of ``x``; all other entries get probability 0.
         temperature: map ``x / temperature``, as for `sparsemax`.
 
     Returns:
-        Probabilities in the shape and dtype of ``x``, computed in float64 unless alpha is the number 1.5 or 2.
+        Probabilities with the shape and dtype of ``x``, computed in float64 unless alpha is the number 1.5 or 2.
 
     Raises:
-        TypeError: if ``x``, ``alpha`` or ``temperature`` is not of a floating-point dtype, or ``mask`` is not a boolean
+        TypeError: if ``x``, ``alpha`` or ``temperature`` does not have a floating-point dtype, or ``mask`` is not a boolean
             tensor.
-        ValueError: if ``alpha`` is below 1, if ``temperature`` is not positive and finite, or if ``dim`` or a shape does not
-            fit ``x``.
+        ValueError: if ``alpha`` is below 1, if ``temperature`` is not positive and finite, if ``dim`` is out of range, or if
+            ``alpha``, ``mask`` or ``temperature`` does not broadcast to ``x``.
 
     References:
         - Sparse sequence-to-sequence models (Peters, Niculae & Martins, 2019), https://arxiv.org/abs/1905.05702
@@ -162,7 +167,7 @@ def entmax(
 
 
 def _map_divided(mapping: Callable[[Tensor], Tensor], x: Tensor, dim: int, temperature: float | Tensor) -> Tensor:
-    """The mapping of scores over a temperature, rounded to their own dtype at the end alone."""
+    """Map the scores divided by a temperature; round to the dtype of the scores only at the end."""
     probs = mapping(divide_by_temperature(x, temperature, dim))
     return probs if probs.dtype == x.dtype else round_to(probs.movedim(dim, -1), x.dtype).movedim(-1, dim)
 
@@ -173,7 +178,7 @@ def _map(x: Tensor, alpha: float | Tensor, dim: int, mask: Tensor | None) -> Ten
 
 
 def _map_again(x: Tensor, alpha: float | Tensor, dim: int) -> Tensor | None:
-    """The mapping where nothing is left to check, else None: along the last dimension, without gradient, seen before."""
+    """Fast path without checks: the last dimension, no gradient, a known shape. Returns None if it does not apply."""
     if torch.compiler.is_compiling() or type(x) is not Tensor or type(dim) is not int or dim != -1 or not x.is_cuda:
         return None
     if type(alpha) is not float or alpha not in dispatch.EXPONENTS or not autograd.is_plain(x, alpha):
@@ -193,8 +198,8 @@ def _map_anew(x: Tensor, alpha: float | Tensor, dim: int, mask: Tensor | None) -
     scores = x if mask is None else apply_mask(x, mask)
     scores = scores if is_last else scores.movedim(dim, -1)
     if isinstance(alpha, Tensor) or alpha not in (1.5, 2.0):
-        # Near the boundary of the support, large alphas turn the last digits of the scores into the first of p, and long
-        # rows of torch.softmax in float32 miss a sum of 1 by more than torch.distributions accepts.
+        # Near the boundary of the support, a large alpha amplifies rounding errors in the scores to large errors in p, and
+        # the sum of a long row of torch.softmax in float32 deviates from 1 by more than torch.distributions accepts.
         alpha = alpha.double() if isinstance(alpha, Tensor) else alpha
         probs = autograd.apply(scores.double(), alpha).to(compute_dtype(x))
     else:
@@ -205,7 +210,7 @@ def _map_anew(x: Tensor, alpha: float | Tensor, dim: int, mask: Tensor | None) -
 
 
 def _map_by_kernels(x: Tensor, alpha: float, dim: int, mask: Tensor | None) -> Tensor:
-    """Kernels read any strides, and the mask with the scores; they round to the dtype of ``x`` themselves."""
+    """Map with kernels, which read any strides, apply the mask while loading, and round to the dtype of ``x``."""
     if mask is not None:
         check_mask(x, mask)
         mask = mask.reshape((1,) * (x.ndim - mask.ndim) + mask.shape)

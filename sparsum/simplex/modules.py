@@ -1,4 +1,4 @@
-"""The mappings and losses as modules, to stand in a `torch.nn.Sequential` or beside `torch.nn.CrossEntropyLoss`."""
+"""The mappings and losses as modules, e.g. for `torch.nn.Sequential` or to replace `torch.nn.CrossEntropyLoss`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Sparsemax(torch.nn.Module):
     tensor([0.6000, 0.4000, 0.0000])
 
     Args:
-        dim: the dimension that sums to 1.
-        k: the largest number of non-zeros.
-        temperature: what scores are divided by: a number, or a tensor or `torch.nn.Parameter` that broadcasts to the rows. A
+        dim: the dimension along which the probabilities sum to 1.
+        k: the maximum number of non-zero entries.
+        temperature: divides the scores. A number, or a tensor or `torch.nn.Parameter` that broadcasts to the rows; a
             parameter is trained.
     """
 
@@ -33,7 +33,7 @@ class Sparsemax(torch.nn.Module):
         return mappings.sparsemax(x, self.dim, k=self.k, mask=mask, temperature=self.temperature)
 
     def extra_repr(self) -> str:
-        """The arguments, for printing."""
+        """Format the arguments for printing."""
         return _shown(dim=self.dim, k=self.k, temperature=self.temperature)
 
 
@@ -41,7 +41,7 @@ class Entmax15(torch.nn.Module):
     """Module form of `entmax15`.
 
     Args:
-        dim: the dimension that sums to 1.
+        dim: the dimension along which the probabilities sum to 1.
         temperature: as for `Sparsemax`.
     """
 
@@ -57,7 +57,7 @@ class Entmax15(torch.nn.Module):
         return mappings.entmax15(x, self.dim, mask=mask, temperature=self.temperature)
 
     def extra_repr(self) -> str:
-        """The arguments, for printing."""
+        """Format the arguments for printing."""
         return _shown(dim=self.dim, temperature=self.temperature)
 
 
@@ -65,9 +65,9 @@ class Entmax(torch.nn.Module):
     """Module form of `entmax`.
 
     Args:
-        alpha: a number, or a tensor or `torch.nn.Parameter` that broadcasts to the rows. A parameter is trained; for values
-            that stay at least 1, parametrise it, for example with `torch.nn.utils.parametrize`.
-        dim: the dimension that sums to 1.
+        alpha: a number, or a tensor or `torch.nn.Parameter` that broadcasts to the rows. A parameter is trained; to keep its
+            values at least 1, reparametrize it, e.g. with `torch.nn.utils.parametrize`.
+        dim: the dimension along which the probabilities sum to 1.
         temperature: as for `Sparsemax`.
     """
 
@@ -84,12 +84,12 @@ class Entmax(torch.nn.Module):
         return mappings.entmax(x, self.alpha, self.dim, mask=mask, temperature=self.temperature)
 
     def extra_repr(self) -> str:
-        """The arguments, for printing."""
+        """Format the arguments for printing."""
         return _shown(alpha=self.alpha, dim=self.dim, temperature=self.temperature)
 
 
 def _keep(module: torch.nn.Module, **values: float | Tensor | None) -> None:
-    """Let a tensor move and be saved with the module, and a parameter be trained."""
+    """Store values on the module: tensors as buffers, parameters as parameters, anything else as attributes."""
     for name, value in values.items():
         if isinstance(value, Tensor) and not isinstance(value, torch.nn.Parameter):
             module.register_buffer(name, value)
@@ -98,7 +98,7 @@ def _keep(module: torch.nn.Module, **values: float | Tensor | None) -> None:
 
 
 def _shown(**values: object) -> str:
-    """Arguments as they are printed, without those that are None."""
+    """Format arguments for printing, without those that are None."""
     return ", ".join(
         f"{name}=tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{name}={value}"
         for name, value in values.items()
@@ -118,7 +118,7 @@ class SparsemaxLoss(torch.nn.Module):
         self.reduction, self.ignore_index = reduction, ignore_index
 
     def forward(self, x: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The loss of scores against class indices or probabilities, among the classes that a mask allows."""
+        """Compute the loss for class indices or probabilities, over the classes that the mask allows."""
         return losses.sparsemax_loss(x, target, mask=mask, reduction=self.reduction, ignore_index=self.ignore_index)
 
 
@@ -130,12 +130,12 @@ class Entmax15Loss(torch.nn.Module):
         self.reduction, self.ignore_index = reduction, ignore_index
 
     def forward(self, x: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The loss of scores against class indices or probabilities, among the classes that a mask allows."""
+        """Compute the loss for class indices or probabilities, over the classes that the mask allows."""
         return losses.entmax15_loss(x, target, mask=mask, reduction=self.reduction, ignore_index=self.ignore_index)
 
 
 class EntmaxLoss(torch.nn.Module):
-    """Module form of `entmax_loss`, with its arguments; a tensor or parameter as alpha belongs to the module."""
+    """Module form of `entmax_loss`, with its arguments; a tensor alpha becomes a buffer, a parameter is trained."""
 
     alpha: float | Tensor
 
@@ -145,5 +145,5 @@ class EntmaxLoss(torch.nn.Module):
         self.reduction, self.ignore_index = reduction, ignore_index
 
     def forward(self, x: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The loss of scores against class indices or probabilities, among the classes that a mask allows."""
+        """Compute the loss for class indices or probabilities, over the classes that the mask allows."""
         return losses.entmax_loss(x, target, self.alpha, mask=mask, reduction=self.reduction, ignore_index=self.ignore_index)

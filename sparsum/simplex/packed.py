@@ -1,7 +1,7 @@
-r"""Sparsemax and 1.5-entmax straight to their support: no dense probabilities where the rows are long, or on a GPU.
+r"""Packed support of sparsemax and 1.5-entmax, without dense probabilities for long rows or on a GPU.
 
 With :math:`d = \max(z - \tau, 0)` for :math:`z = (\alpha - 1) x`, the derivative of the threshold :math:`\tau` is the mean
-of the changes of :math:`z` over the support, for sparsemax with equal weights, for 1.5-entmax with weights :math:`d`.
+change of :math:`z` over the support, with equal weights for sparsemax and weights :math:`d` for 1.5-entmax.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sparsum.simplex.blocks import block_peaks, reads_in_blocks, solve_long, sup
 from sparsum.simplex.dispatch import EXPONENTS
 from sparsum.simplex.solve import solve
 
-# Smaller than any sum of weights, and a normal number in single precision too.
+# Smaller than any sum of weights, and a normal number in float32 as well.
 _TINY = 1.2e-38
 
 
@@ -32,34 +32,34 @@ def packed_entmax(
     *,
     on_bad: OnBad,
 ) -> tuple[Packed, Tensor]:
-    """The support of each row and its probabilities, differentiable twice and in the dtype of ``x``; alpha is 1.5 or 2.
+    """The support of each row and its probabilities, twice differentiable, in the dtype of ``x``; alpha is 1.5 or 2.
 
-    A row of nothing but -inf, or with a NaN, has no entries: ``on_bad`` is called with such rows if there are some.
+    A row of only -inf, or with a NaN, has no entries: ``on_bad`` is called with these rows, if any.
     """
     if _find.serves(x, alpha, on_bad):
         probs, flat, row, lengths = _OnGPU.apply(x, alpha, on_bad)
         return Packed(flat, Segments(row, lengths, may_be_padded())), probs
     with torch.no_grad():
-        packed, value = _find(x.detach(), alpha, on_bad)  # no_grad alone would let forward-mode tangents through
+        packed, value = _find(x.detach(), alpha, on_bad)  # no_grad does not stop forward-mode tangents
     if is_plain(x, alpha):
         return packed, packed.segments.clear_padding(value).to(x.dtype)
     chosen = x.reshape(-1).index_select(0, packed.flat).to(value.dtype)
     change = torch.where(chosen.isfinite(), chosen - chosen.detach(), 0.0)
-    # The value without gradient, plus what has the right derivatives and is zero.
+    # The value without gradient, plus a term of value 0 with the correct derivatives.
     change = packed.segments.clear_padding(change)
     grown = _grow_linear(change, packed.segments) if alpha == 2 else _grow_squared(change, value, packed.segments)
     return packed, packed.segments.clear_padding(value + grown).to(x.dtype)
 
 
 def _grow_linear(change: Tensor, segments: Segments) -> Tensor:
-    """Sparsemax: on the support, the probabilities change as the scores do, minus the mean."""
+    """Sparsemax: on the support, probabilities change by the change of the scores minus its mean."""
     return change - segments.spread(segments.sum(change) / segments.lengths.clamp_min(1))
 
 
 def _grow_squared(change: Tensor, value: Tensor, segments: Segments) -> Tensor:
-    """1.5-entmax: the distances change as half the scores do, minus a mean whose weights are the distances halfway.
+    """1.5-entmax: distances change by half the change of the scores minus its mean, weighted by the midpoint distances.
 
-    With the weights halfway, the second derivative is right as well.
+    Midpoint weights make the second derivative correct as well.
     """
     change, distance = change / 2, segments.clear_padding(value.sqrt())
     halfway = distance + (change - segments.spread(_mean(change, distance, segments))) / 2
@@ -72,15 +72,15 @@ def _mean(values: Tensor, weights: Tensor, segments: Segments) -> Tensor:
 
 
 def _are_few(x: Tensor, alpha: float, _on_bad: OnBad) -> bool:
-    """Up to `MOST_ROWS` rows; no transform or forward-mode differentiation."""
+    """At most `MOST_ROWS` rows; no transform or forward-mode differentiation."""
     from sparsum.kernels.segments import MOST_ROWS
 
-    # Each row adds up the lengths of those before it: with more rows, dense probabilities are faster.
+    # Each row sums the lengths of all previous rows: with more rows, dense probabilities are faster.
     return not is_transformed() and dispatch.takes(x, alpha) and len(x) <= MOST_ROWS
 
 
 def _find_by_kernels(x: Tensor, alpha: float, on_bad: OnBad) -> tuple[Packed, Tensor]:
-    """Three launches; between the second and the third the host reads how large the support is."""
+    """Three launches; the host reads the size of the support between the second and the third."""
     from sparsum.kernels import segments, simplex_packed
 
     rows = x.unsqueeze(1)
@@ -95,7 +95,7 @@ def _find_by_kernels(x: Tensor, alpha: float, on_bad: OnBad) -> tuple[Packed, Te
 
 @kernels.operation("packed_entmax", kernel=_find_by_kernels, takes=_are_few)
 def _find(x: Tensor, alpha: float, on_bad: OnBad) -> tuple[Packed, Tensor]:
-    """The support, and its probabilities in at least single precision."""
+    """The support and its probabilities, in at least float32."""
     scores = x.to(compute_dtype(x))
     if reads_in_blocks(scores) and scores.numel() > 0:
         peaks = block_peaks(scores)
@@ -111,7 +111,7 @@ def _find(x: Tensor, alpha: float, on_bad: OnBad) -> tuple[Packed, Tensor]:
 
 
 class _OnGPU(torch.autograd.Function):
-    """Probabilities, positions, rows and lengths of the support by kernels."""
+    """Probabilities, positions, rows and lengths of the support, computed by kernels."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, alpha: float, on_bad: OnBad) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -147,7 +147,7 @@ def _pull(
     n: int,
     alpha: float,
 ) -> Tensor:
-    """The gradient of the scores, (n_rows, n), from that of the packed probabilities; differentiable."""
+    """The gradient with respect to the scores, (n_rows, n), given that of the packed probabilities; differentiable."""
     entries = _pulled(packed.segments.clear_padding(grad), probs, packed.segments, alpha)
     return grad.new_zeros(packed.segments.n_rows * n).index_add(0, packed.flat, entries).view(-1, n)
 

@@ -1,4 +1,4 @@
-"""From scores to probabilities, for rows of any values: the common part of all mappings, without gradient."""
+"""Map scores to probabilities for rows of arbitrary values, without gradient; shared by all mappings."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from sparsum.simplex.thresholds import solve_short, solve_traceable
 def solve(x: Tensor, alpha: float | Tensor, mask: Tensor | None) -> Tensor:
     """Probabilities of the rows of ``x`` (*batch, n), n > 0, in its dtype; ``alpha`` is a number or of shape (*batch, 1).
 
-    A row whose entries are all -inf gets zeros; entries of +inf share the mass of their row; a NaN makes its row NaN. The
-    mask has the dimensions of ``x``, some of size 1.
+    A row of only -inf returns zeros; entries of +inf share the mass of their row; a NaN makes its row NaN. The mask has as
+    many dimensions as ``x`` and broadcasts to its shape.
     """
     return solve_plainly(x if mask is None else x.masked_fill(~mask, -torch.inf), alpha)
 
 
 def solve_plainly(x: Tensor, alpha: float | Tensor, *, traceable: bool = False) -> Tensor:
-    """`solve` in plain torch; ``traceable`` takes the same steps for any values, as a graph has to."""
+    """`solve` in plain torch; if ``traceable``, control flow does not depend on values, as a graph requires."""
     if x.ndim != 2:
         alpha = alpha.reshape(-1, 1) if isinstance(alpha, Tensor) else alpha
         return solve_plainly(x.reshape(-1, x.shape[-1]), alpha, traceable=traceable).view(x.shape)
@@ -35,10 +35,10 @@ def solve_plainly(x: Tensor, alpha: float | Tensor, *, traceable: bool = False) 
     in_blocks = not traceable and isinstance(alpha, float) and alpha in EXPONENTS and reads_in_blocks(x)
     peaks = block_peaks(x) if in_blocks else x
     peak = peaks.amax(-1, keepdim=True)
-    # One number tells whether all maxima are finite. If their sum overflows, the way for odd rows is right as well.
+    # A single number shows whether all maxima are finite. If their sum overflows, the general path below is correct too.
     if not traceable and not x.is_cuda and math.isfinite(peak.sum().item()):
         return _solve_regular(x, peak, alpha, peaks if in_blocks else None)
-    # The rows that have no maximum are solved as rows of zeros, then overwritten.
+    # Rows without a finite maximum are solved as rows of zeros, then overwritten.
     is_regular = peak.isfinite()
     tame, tame_peak = torch.where(is_regular, x, 0.0), torch.where(is_regular, peak, 0.0)
     probs = _solve_regular(tame, tame_peak, alpha, None, traceable=traceable)
@@ -48,9 +48,9 @@ def solve_plainly(x: Tensor, alpha: float | Tensor, *, traceable: bool = False) 
 def _solve_regular(
     rows: Tensor, peak: Tensor, alpha: float | Tensor, peaks: Tensor | None, *, traceable: bool = False
 ) -> Tensor:
-    """Rows with a finite maximum."""
+    """Solve rows with a finite maximum."""
     if isinstance(alpha, Tensor):
-        # On a GPU a fixed number of steps, as in a graph: nothing waits for the device.
+        # A GPU takes a fixed number of steps, as in a graph, to avoid host-device synchronizations.
         return solve_any_alpha(rows - peak, alpha, traceable=traceable or rows.is_cuda)
     if alpha == 1.0:
         return torch.softmax(rows, -1)
@@ -66,7 +66,7 @@ def _solve_regular(
 
 
 def _solve_irregular(rows: Tensor, peak: Tensor) -> Tensor:
-    """Rows whose maximum is +inf (its holders share the mass), -inf (nothing is allowed) or NaN."""
+    """Solve rows whose maximum is +inf (entries of +inf share the mass), -inf (fully masked) or NaN."""
     is_infinite = (rows == torch.inf).to(rows.dtype)
     shares = is_infinite / is_infinite.sum(-1, keepdim=True).clamp_min(1)
     return torch.where(peak.isnan(), torch.nan, shares)

@@ -1,13 +1,13 @@
-r"""Solvers for rows of scores whose largest entry is 0, by exact steps and without sorting.
+r"""Solvers for rows of scores whose largest entry is 0, with exact Newton steps and without sorting.
 
 Sparsemax and 1.5-entmax are :math:`p_i = \max(z_i - \tau, 0)^e` with :math:`z = (\alpha - 1) x`, where the exponent
 :math:`e = 1 / (\alpha - 1)` is 1 or 2 and the threshold :math:`\tau` is the root of
 
 .. math:: f(\tau) = \lVert \max(z - \tau, 0) \rVert_e - 1 .
 
-As a norm of the positive part, :math:`f` is convex and decreasing. A Newton step from anywhere lands at or below the root,
-and from below the steps climb towards it: for e = 1 they end after finitely many (this is Michelot's algorithm), each of
-them halving the excess or the number of candidates; for e = 2 they converge quadratically.
+As a norm of the positive part, :math:`f` is convex and decreasing. A Newton step from any point ends at or below the root,
+and from below the steps increase towards it. For e = 1 they terminate after finitely many steps (Michelot's algorithm), each
+of which halves the excess or the number of candidates. For e = 2 they converge quadratically.
 
 References:
     - A finite algorithm for finding the projection of a point onto the canonical simplex (Michelot, 1986)
@@ -24,18 +24,18 @@ from torch import Tensor
 
 from sparsum.segments import Segments
 
-# Rows up to this size compare all pairs of entries; longer ones take Newton's steps.
+# Rows up to this size compare all pairs of entries; longer rows use Newton steps.
 _PAIRWISE_SIZE = 32
-# ... unless there are so many that the pairs would need much memory.
+# Larger batches also use Newton steps, because the pairs would need too much memory.
 _PAIRWISE_NUMEL = 1 << 18
-# Newton's first guess, below the row's maximum of 0. Any guess in [-1, 0) works; this one saves steps on random scores.
+# The initial threshold, below the row's maximum of 0. Any value in [-1, 0) works; this one saves steps on random scores.
 _FIRST_GUESS = -0.6
-# Both kinds of rows need about ten steps; the cap only ends a tie that rounding flips to and fro.
+# Both mappings need about ten steps; the cap only ends oscillations of a tie due to rounding.
 _MAX_STEPS = 64
 
 
 def solve_short(shifted: Tensor, exponent: int) -> Tensor:
-    """Probabilities of rows that are read again at every step; ``shifted`` (*batch, n) has its maximum at 0."""
+    """Probabilities of rows that are read in every step; ``shifted`` (*batch, n) has a maximum of 0."""
     z = shifted if exponent == 1 else shifted / exponent
     if exponent == 1 and z.shape[-1] <= _PAIRWISE_SIZE and z.numel() <= _PAIRWISE_NUMEL:
         return (z - threshold_by_pairs(z)).clamp_(0.0, 1.0)
@@ -47,18 +47,18 @@ def solve_short(shifted: Tensor, exponent: int) -> Tensor:
 
 
 def solve_traceable(shifted: Tensor, exponent: int) -> Tensor:
-    """As `solve_short`, with a sort in the place of a loop whose end depends on the data: it can be traced into a graph."""
+    """Like `solve_short`, with a sort instead of a data-dependent loop, so that it can be traced into a graph."""
     z = shifted if exponent == 1 else shifted / exponent
     if exponent == 1 and z.shape[-1] <= _PAIRWISE_SIZE:
         return (z - threshold_by_pairs(z)).clamp(0.0, 1.0)
     threshold = _threshold_by_sort(z, exponent)
-    for _ in range(2):  # cancellation in the cumulative sums costs digits, which two steps bring back
+    for _ in range(2):  # two steps restore the precision lost to cancellation in the cumulative sums
         threshold = threshold + _newton_step((z - threshold).relu(), exponent)
     return _power(_refined((z - threshold).relu(), exponent), exponent)
 
 
 def solve_packed(shifted: Tensor, segments: Segments, guess: Tensor, exponent: int) -> Tensor:
-    """Probabilities of packed rows from a lower bound of each row's threshold; ``shifted`` (n,), ``guess`` (n_rows,)."""
+    """Probabilities of packed rows, given a lower bound of each threshold; ``shifted`` (n,), ``guess`` (n_rows,)."""
     z, threshold = shifted / exponent, guess
     for _ in range(_MAX_STEPS):
         distance = (z - segments.spread(threshold)).relu_()
@@ -74,23 +74,24 @@ def solve_packed(shifted: Tensor, segments: Segments, guess: Tensor, exponent: i
 
 
 def threshold_of(shifted: Tensor, exponent: int) -> Tensor:
-    """The threshold alone, (*batch, 1): for a subset of a row's entries it is a lower bound of the whole row's."""
+    """The threshold, (*batch, 1). For a subset of the entries of a row, it is a lower bound of the row's threshold."""
     return step_until_done(shifted if exponent == 1 else shifted / exponent, exponent)[1]
 
 
 def threshold_by_pairs(z: Tensor) -> Tensor:
-    r"""Entry i is in the support iff :math:`\sum_j \max(z_j - z_i, 0) < 1`: a handful of operations for short rows."""
-    z = z.clamp_min(-2.0)  # the support lies above -1, and a finite floor keeps -inf out of the differences
+    r"""Threshold of short rows in a few operations: entry i is in the support iff :math:`\sum_j \max(z_j - z_i, 0) < 1`."""
+    z = z.clamp_min(-2.0)  # the support lies above -1, and a finite floor avoids -inf in the differences
     excess = (z.unsqueeze(-2) - z.unsqueeze(-1)).relu_().sum(-1)
     is_support = excess.lt_(1)  # in place: ones and zeros in floating point
     return ((is_support * z).sum(-1, keepdim=True) - 1) / is_support.sum(-1, keepdim=True)
 
 
 def step_until_done(z: Tensor, exponent: int) -> tuple[Tensor, Tensor]:
-    """Newton's steps until the support stays (e = 1) or the step is rounding (e = 2): distances above, and the threshold.
+    """Take Newton steps until convergence; return the distances above the threshold, and the threshold.
 
-    The first guess may lie above the root, so the first step may go down and widen the support. From then on it only
-    shrinks, which is enforced for e = 1: a tie at the threshold must not flip to and fro by rounding.
+    The steps end when the support does not change (e = 1) or the step is within rounding error (e = 2). The initial
+    threshold may lie above the root, so the first step may be negative and enlarge the support. Afterwards the support only
+    shrinks. This is enforced for e = 1, so that rounding cannot make a tie at the threshold oscillate.
     """
     threshold = z.new_full((*z.shape[:-1], 1), _FIRST_GUESS)
     distance, signs, last_count = torch.empty_like(z), torch.empty_like(z), threshold
@@ -111,19 +112,19 @@ def step_until_done(z: Tensor, exponent: int) -> tuple[Tensor, Tensor]:
             break
     if exponent != 1:
         torch.sign(distance, out=signs)
-    # The last step is taken in the size of the distances: over a long plateau, the threshold's own rounding would add up.
+    # Apply the last step to the distances: over many tied entries, the rounding error of the threshold would accumulate.
     return distance.addcmul_(signs, step, value=-1).clamp_(0.0, 1.0), threshold
 
 
 def _refined(distance: Tensor, exponent: int) -> Tensor:
-    """One more step, in the size of the distances: over a long plateau, the threshold's own rounding would add up."""
+    """Apply one more step to the distances: over many tied entries, the threshold's rounding error would accumulate."""
     return (distance - _newton_step(distance, exponent) * distance.sign()).clamp(0.0, 1.0)
 
 
 def threshold_by_enough_steps(z: Tensor, exponent: int) -> Tensor:
-    r"""As many steps as suffice for any row, so that nothing waits for the device to tell whether they did.
+    r"""Take enough steps for any row, so that no host-device synchronization is needed to test for convergence.
 
-    For any convex f, Newton's steps from below have :math:`f_{k+1} / f_k + f'_{k+1} / f'_k \le 1`, so that
+    For any convex f, Newton steps from below satisfy :math:`f_{k+1} / f_k + f'_{k+1} / f'_k \le 1`, so that
     :math:`|f_k f'_k| \le 4^{-k} |f_0 f'_0|`. Here :math:`|f_0 f'_0| \le n^{2/e}` and :math:`|f'_k| \ge 1`.
     """
     bits = -math.log2(torch.finfo(z.dtype).eps) + 2 * math.log2(z.shape[-1]) / exponent
@@ -135,15 +136,15 @@ def threshold_by_enough_steps(z: Tensor, exponent: int) -> Tensor:
 
 
 def _newton_step(distance: Tensor, exponent: int) -> Tensor:
-    """``-f / f'`` for the distances of the entries above the threshold."""
+    """The Newton step ``-f / f'``, given the distances of the entries above the threshold."""
     if exponent == 1:
         return (distance.sum(-1, keepdim=True) - 1) / distance.sign().sum(-1, keepdim=True)
-    norm = distance.square().sum(-1, keepdim=True).sqrt()  # more exact on long rows than torch.linalg.vector_norm
+    norm = distance.square().sum(-1, keepdim=True).sqrt()  # more accurate on long rows than torch.linalg.vector_norm
     return (norm - 1) * norm / distance.sum(-1, keepdim=True)
 
 
 def _threshold_by_sort(z: Tensor, exponent: int) -> Tensor:
-    """Threshold for each possible size of the support, and the largest size that is consistent with its own threshold."""
+    """Compute the threshold for each size of the support; select the largest size consistent with its threshold."""
     ordered = z.clamp_min(-2.0).sort(dim=-1, descending=True).values
     size = torch.arange(1, z.shape[-1] + 1, dtype=z.dtype, device=z.device)
     mean = ordered.cumsum(-1) / size

@@ -220,7 +220,7 @@ def test_the_table_has_a_condition_for_every_operation() -> None:
 
 
 def test_names_are_unique() -> None:
-    with pytest.raises(ValueError, match=r"'entmax' is registered already, for sparsum\.simplex\.solve\.solve"):
+    with pytest.raises(ValueError, match=r"name 'entmax' is already registered for sparsum\.simplex\.solve\.solve"):
         kernels.operation("entmax", kernel=lambda x: x, takes=lambda x: True)(lambda x: x)
 
 

@@ -348,7 +348,7 @@ X = torch.randn(2, 3)
         (
             lambda: sp.sparsemax(torch.arange(3)),
             TypeError,
-            "x must have a floating-point dtype, got torch.int64; use a real one, such as torch.float32",
+            "x must have a floating-point dtype, got torch.int64; convert it, e.g. to torch.float32",
         ),
         (lambda: sp.sparsemax([1.0, 2.0]), TypeError, "x must be a torch.Tensor, got list"),  # type: ignore[arg-type]
         (lambda: sp.sparsemax(torch.tensor(1.0)), ValueError, "x must have at least one dimension"),
