@@ -17,7 +17,7 @@ from sparsum.tensors import tensor_cache
 
 _MOST_SAMPLES = 12
 
-# The logarithm of a negligible probability; sums of a few of these stay finite in float64 after exp.
+# The logarithm of a negligible probability, finite so that its sums and differences are well defined.
 _NEXT_TO_NOTHING = -600.0
 
 
