@@ -46,7 +46,7 @@ def bit_marginals(
     if may_be_loose:
         shift = torch.where(is_loose, -origin, shift)
     marginals = torch.where(is_interior, inside - shift, is_one.double())
-    return marginals - (marginals - marginals.clamp(0.0, 1.0)).detach()  # clamp rounding errors at corners, keep the gradient
+    return marginals - (marginals - marginals.clamp(0.0, 1.0)).detach()  # clamp rounding errors, keep the gradient
 
 
 def _without_wide_gaps(target: Tensor) -> Tensor:
