@@ -17,9 +17,13 @@ def count_of(structure: AbstractStructure, max_count: int, name: str) -> int:
     """The number of assignments; raises if it is unknown or larger than ``max_count``."""
     log_count = structure.log_count()
     if log_count > math.log(max_count) + 1e-9:
-        much = "does not say how many it has, perhaps" if math.isinf(log_count) else f"has about {_power(log_count)}"
+        much = (
+            "has an unknown number (define log_count), possibly"
+            if math.isinf(log_count)
+            else f"has about {_power(log_count)},"
+        )
         raise ValueError(
-            f"{name} sums over all assignments, and {structure!r} {much}, more than max_count={max_count}; use TopK or "
+            f"{name} sums over all assignments, and {structure!r} {much} more than max_count={max_count}; use TopK or "
             "SparseMAP, or for structures that sparsum.Gibbs takes a sampling estimator such as ScoreFunction"
         )
     return round(math.exp(log_count))

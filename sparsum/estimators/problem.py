@@ -117,7 +117,7 @@ class Problem:
         if torch.is_grad_enabled() and len(row) and not _depends_on(values, z):
             raise ValueError(
                 f"{self.name} needs a loss that is differentiable in z, but the returned tensor does not depend on z by "
-                f"differentiable operations; use such operations, {_INSTEAD}"
+                f"differentiable operations; make it differentiable, {_INSTEAD}"
             )
         return values.reshape(vectors.shape[:2])
 

@@ -107,7 +107,7 @@ class Sparse(AbstractEstimator):
         """None: the size of the support depends on the scores."""
 
     def estimate(self, problem: Problem) -> Estimate:
-        """The weighted sum of the losses of what has mass."""
+        """The weighted sum of the losses over the support."""
         bound, structure = problem.bound, problem.structure
         if structure.has_free_choices and bound.flat.shape[-1] == structure.group_size:
             # A single choice: entmax handles +inf. For other structures, sums of infinite scores would be meaningless.
@@ -155,7 +155,7 @@ class TopK(AbstractEstimator):
         """None: the size of the support depends on the scores; at most k."""
 
     def estimate(self, problem: Problem) -> Estimate:
-        """The weighted sum of the losses of what has mass."""
+        """The weighted sum of the losses over the support."""
         return _sum(problem, topk_sparsemax_of(problem.bound, self.k), self.chunk_size)
 
 
@@ -183,7 +183,7 @@ class SparseMAP(AbstractEstimator):
         """None: the size of the support depends on the scores; at most the number of parts plus 1."""
 
     def estimate(self, problem: Problem) -> Estimate:
-        """The weighted sum of the losses of what has mass."""
+        """The weighted sum of the losses over the support."""
         return _sum(problem, sparsemap_of(problem.bound, self.solver), self.chunk_size)
 
 

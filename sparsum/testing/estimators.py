@@ -272,9 +272,7 @@ def _check_baseline(report: Report, made: AbstractEstimator, toy: _Toy, seed: in
     _, gradient = _gradients(made, toy, 16, seed)
     training = copy.deepcopy(made).train()
     _, trained = _gradients(training, toy, 16, seed)
-    report.check(
-        "baseline", torch.equal(trained, gradient), "the gradient differs in training: it sees its own update"
-    )
+    report.check("baseline", torch.equal(trained, gradient), "the gradient differs in training: it sees its own update")
     flat, weights = toy.leaves(16)
     loss = toy.loss(weights)
 

@@ -225,7 +225,7 @@ def test_a_loss_for_some_only() -> None:
     assert math.isnan(vectors["GumbelSoftmax"].bias)  # nobody can sum over atoms
     assert vectors["ScoreFunction"].reason
     atoms = sp.diagnose(SCORES, sp.OneOf(3), lambda z, row: TABLE[row, z], both, draws=5)
-    assert "sparsum.embed takes both" in atoms["GumbelSoftmax"].reason
+    assert "use sparsum.embed, which accepts" in atoms["GumbelSoftmax"].reason
     assert atoms["ScoreFunction"].variance > 0
 
 
