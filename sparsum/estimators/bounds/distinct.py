@@ -48,10 +48,10 @@ def distinct_bound(
     >>> scores = torch.tensor([[9.0, -9.0, 0.0], [0.1, 0.2, 0.3]], requires_grad=True)
     >>> log_joint = lambda z, row: -4.0 * (z - torch.tensor([1.0, 0.0, 0.0])).abs().sum(-1)
     >>> generator = torch.Generator().manual_seed(0)
-    >>> sp.estimators.distinct_bound(scores, sp.Bits(3), log_joint, k=6, generator=generator).calls  # one is sure of 2 bits
+    >>> sp.estimators.distinct_bound(scores, sp.Bits(3), log_joint, k=6, generator=generator).calls  # row 0: 2 certain bits
     tensor([2, 6])
     >>> many = sp.estimators.distinct_bound(scores[1].expand(4000, 3), sp.Bits(3), log_joint, k=6, generator=generator)
-    >>> many.value.exp().mean()  # and p(x) is 1.0560
+    >>> many.value.exp().mean()  # p(x) is 1.0560
     tensor(1.0670)
 
     Args:
@@ -112,7 +112,7 @@ def _first_different(q: Gibbs, k: int, generator: torch.Generator | None) -> tup
     one, are a sample without replacement. Unlike a beam search, this does not loop over the choices of a structure.
     """
     latest = 2 * k + 32
-    n = math.ceil(latest + 8 * math.sqrt(latest))  # the probability not to reach that time is below 1e-10
+    n = math.ceil(latest + 8 * math.sqrt(latest))  # enough to reach that time except with probability < 1e-10
     drawn = q.model.sample(n, generator).transpose(0, 1)
     like = torch.empty((), dtype=torch.float64, device=drawn.device)
     time = exponential(drawn.shape[:2], like, generator).cumsum(-1)
