@@ -1,4 +1,4 @@
-"""What each estimator does on one's own batch: gradient variance, bias, calls and time, as a table and a plot."""
+"""Compare estimators on your own batch: gradient variance, bias, calls and time, as a table and a plot."""
 
 from sparsum.diagnosis.diagnosis import Diagnosis as Diagnosis
 from sparsum.diagnosis.measurement import Measurement as Measurement

@@ -1,4 +1,4 @@
-"""What is diagnosed: a batch of scores and a loss, and the gradient that an estimator gives for them."""
+"""The input of a diagnosis: a batch of scores and a loss, and the gradient of an estimator on them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from sparsum.inference import require_structure
 from sparsum.structures import AbstractStructure, Scores
 from sparsum.structures.scores import as_tuple
 
-#: Hears what is being done, how much of it is done, and how much there is to do.
+#: Called with the name of the current task, the number of steps done, and the total number of steps.
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A batch: copies of the scores, of which the gradients are taken, and what the estimators are called with."""
+    """A batch: leaf copies of the scores, and the other arguments of the estimators."""
 
     scores: Scores  # shape: (*batch, *score_shape), leaves
     structure: AbstractStructure
@@ -42,12 +42,12 @@ class Case:
         mask: Scores | None,
         temperature: float | Tensor | None,
     ) -> Case:
-        """Check what does not depend on the estimator, and copy the scores."""
+        """Check the arguments that do not depend on the estimator, and copy the scores."""
         require_structure(structure)
         check_loss("loss", loss)
         bound = structure.bind(scores, mask=mask, temperature=temperature)
         if bound.n_rows == 0:
-            raise ValueError(f"scores must hold at least one example, got a batch of shape {tuple(bound.batch_shape)}")
+            raise ValueError(f"scores must have at least one example, got a batch of shape {tuple(bound.batch_shape)}")
         leaves = tuple(tensor.detach().clone().requires_grad_() for tensor in as_tuple(scores))
         return cls(
             leaves if isinstance(scores, tuple) else leaves[0], structure, loss, context, mask, temperature, bound.n_rows
@@ -55,7 +55,7 @@ class Case:
 
     @property
     def leaves(self) -> tuple[Tensor, ...]:
-        """The tensors that the scores consist of."""
+        """The score tensors as a tuple."""
         return as_tuple(self.scores)
 
     @property
@@ -76,9 +76,9 @@ class Case:
         )
 
     def step(self, estimator: AbstractEstimator, generator: torch.Generator) -> tuple[Estimate, Tensor, float]:
-        """An estimate, its gradient with respect to the scores, (n_scores,), and the seconds that both took.
+        """An estimate, its gradient with respect to the scores, (n_scores,), and the time of both in seconds.
 
-        As in training, the gradients of the parameters of loss and estimator are computed as well; none is stored.
+        As in training, the gradients of the parameters of loss and estimator are computed as well, but not stored.
         """
         start = self._now()
         estimate = self.call(estimator, generator)
@@ -86,7 +86,7 @@ class Case:
         seconds = self._now() - start
         inputs = [*self.leaves, *leaves_behind(total, apart_from=self.leaves)]
         start = self._now()
-        # What the loss closes over may have a graph of its own, which the next draw needs again.
+        # Tensors in the closure of the loss may have a graph, which the next draw needs again.
         gradients = torch.autograd.grad(total, inputs, retain_graph=True, allow_unused=True)
         seconds += self._now() - start
         return estimate, self.flatten(gradients[: len(self.leaves)]), seconds
@@ -106,7 +106,7 @@ class Case:
 
 
 def leaves_behind(value: Tensor, *, apart_from: tuple[Tensor, ...]) -> list[Tensor]:
-    """The other leaves that ``backward`` on a value would reach: a walk over its graph, which computes nothing."""
+    """The other leaves that ``backward`` on a value would reach; walks the graph without computing anything."""
     found: list[Tensor] = []
     seen, waiting = set[Node | None]({None}), [value.grad_fn]
     while waiting:
@@ -115,7 +115,7 @@ def leaves_behind(value: Tensor, *, apart_from: tuple[Tensor, ...]) -> list[Tens
             continue
         seen.add(node)
         assert node is not None
-        leaf = getattr(node, "variable", None)  # what AccumulateGrad, the end of each path, is for
+        leaf = getattr(node, "variable", None)  # the leaf of an AccumulateGrad node, the end of each path
         if isinstance(leaf, Tensor) and all(leaf is not other for other in apart_from):
             found.append(leaf)
         waiting.extend(parent for parent, _ in node.next_functions)

@@ -1,4 +1,4 @@
-"""What was measured, as a table and a plot."""
+"""The result of a diagnosis, as a table and a plot."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _WIDTH = 100
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What all estimators do on the same batch; ``print`` shows it as a table.
+    """Measurements of several estimators on the same batch; ``print`` shows them as a table.
 
     Args:
-        rows: one for each estimator, in the order in which they were given.
+        rows: one measurement per estimator, in the given order.
     """
 
     rows: tuple[Measurement, ...]
 
     def __getitem__(self, name: str) -> Measurement:
-        """What was measured of one estimator."""
+        """The measurement of one estimator, by name."""
         for row in self.rows:
             if row.name == name:
                 return row
-        raise KeyError(f"no estimator is called {name!r}; there are {', '.join(row.name for row in self.rows)}")
+        raise KeyError(f"unknown estimator {name!r}; available: {', '.join(row.name for row in self.rows)}")
 
     def __str__(self) -> str:
         lines = [_COLUMNS, *(_cells(row) for row in self.rows if not row.reason)]
@@ -41,23 +41,23 @@ class Diagnosis:
         form = f"{{:<{max(first)}}}" + "".join(f"  {{:>{max(lengths)}}}" for lengths in others)
         text = [form.format(*line) for line in lines]
         if any(row.is_biased for row in self.rows):
-            text.append("* biased: more than the noise of the draws would feign")
+            text.append("* biased: the bias is larger than the noise of the draws")
         if any(row.is_doubtful for row in self.rows):
-            text.append("? more than the noise of these draws, though declared unbiased: take more draws, or mend it")
+            text.append("? larger than the noise of the draws, but declared unbiased: use more draws, or fix the estimator")
         for row in self.rows:
             if row.reason:
                 text.append(textwrap.fill(f"{row.name}: {row.reason}", _WIDTH, subsequent_indent="    "))
         return "\n".join(line.rstrip() for line in text)
 
     def plot(self, path: str | os.PathLike[str] | None = None, ax: Axes | None = None) -> Axes:
-        """Draw the variance against the calls, both on logarithmic axes, with one point for each estimator.
+        """Plot the variance against the calls, both on logarithmic axes, with one point per estimator.
 
-        Filled points are of estimators that are unbiased, hollow ones of biased ones. Sums have no variance: they are
-        triangles at the bottom. It needs matplotlib, but neither a display nor its global state.
+        Unbiased estimators are filled points, biased ones hollow points. Exact sums, whose variance is 0, are triangles at
+        the bottom. Requires matplotlib, but neither a display nor pyplot's global state.
 
         Args:
-            path: a file to write, such as ``"variance.png"``; by default none.
-            ax: where to draw; by default on a figure of its own.
+            path: the file to write, e.g. ``"variance.png"``; by default none.
+            ax: the axes to draw on; by default those of a new figure.
 
         Returns:
             The axes; ``ax.figure`` is the figure.

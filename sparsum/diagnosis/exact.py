@@ -1,4 +1,4 @@
-"""The gradient that an estimator is to have in expectation: that of the sum over its own distribution."""
+"""The exact gradient of an estimator: that of the sum over its distribution."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from sparsum.distribution.loss import call_for_numbers
 from sparsum.estimators import Estimate
 from sparsum.gibbs import Gibbs
 
-# So many terms at a time bound the memory.
+# The number of terms per chunk, which bounds the memory.
 CHUNK_SIZE = 2**14
 
 
 @dataclass
 class Exact:
-    r"""The gradients :math:`\nabla_t \sum_z q(z) \ell(z)` of a batch, where they can be afforded.
+    r"""The gradients :math:`\nabla_t \sum_z q(z) \ell(z)` of a batch, where they are affordable.
 
     Args:
         case: the batch.
         max_terms: the largest number of assignments times rows.
-        progress: hears of the number of terms.
+        progress: called with the number of terms summed so far.
     """
 
     case: Case
     max_terms: int
     progress: Progress
-    # Samplers share one distribution, so that the sum over all assignments is computed once: for these scores, this result.
+    # Sampling estimators share one distribution: cache its scores and their gradient, to sum over all assignments once.
     _known: tuple[Tensor, Tensor] | None = field(default=None, init=False)
 
     def gradient(self, estimate: Estimate) -> Tensor | None:
-        """The exact gradient for the distribution of an estimate, (n_scores,), or None if it is unknown or too long."""
+        """The exact gradient for the distribution of an estimate, (n_scores,), or None if unknown or too expensive."""
         q = estimate.distribution
         if isinstance(q, SparseDistribution):
             return self._sum(_atoms(q), len(q.atoms))
@@ -50,13 +50,13 @@ class Exact:
         return self._known[1]
 
     def _sum(self, terms: Iterator[tuple[Tensor, Tensor, Tensor]], n_terms: int) -> Tensor:
-        """The gradient of the sum of probabilities times losses, which depend on the scores by the probabilities alone."""
+        """The gradient of the sum of probabilities times losses; only the probabilities depend on the scores."""
         total = self.case.flatten((None,) * len(self.case.leaves))
         constant = None
         for i, (atoms, row, probs) in enumerate(terms):
             with torch.no_grad():
                 losses = call_for_numbers("loss", self.case.loss, atoms, row, self.case.n_rows)
-            # A constant changes nothing in a sum over all, and saves digits.
+            # Subtracting a constant does not change the gradient of the full sum, and reduces rounding errors.
             constant = losses.mean().nan_to_num(0.0, 0.0, 0.0) if constant is None else constant
             weighted = (probs * (losses - constant)).sum()
             gradients = torch.autograd.grad(weighted, self.case.leaves, retain_graph=True, allow_unused=True)
@@ -66,14 +66,14 @@ class Exact:
 
 
 def _atoms(q: SparseDistribution) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Atoms, rows and probabilities of what has mass, in chunks."""
+    """Atoms, rows and probabilities of the support, in chunks."""
     for start in range(0, len(q.atoms), CHUNK_SIZE):
         chunk = slice(start, start + CHUNK_SIZE)
         yield q.atoms[chunk], q.row[chunk], q.probs[chunk]
 
 
 def _assignments(p: Gibbs, length: int, n_choices: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Atoms, rows and probabilities of all rows of choices that are allowed, in chunks."""
+    """Atoms, rows and probabilities of all allowed sequences of choices, in chunks."""
     bound, count = p.bound, n_choices**length
     n_terms = bound.n_rows * count
     power = n_choices ** torch.arange(length - 1, -1, -1, device=bound.device)
@@ -82,14 +82,14 @@ def _assignments(p: Gibbs, length: int, n_choices: int) -> Iterator[tuple[Tensor
         row, choices = index // count, (index % count).unsqueeze(-1) // power % n_choices
         atoms = p.structure.choices_to_atoms(choices, bound.dtype)
         probs = p.log_prob_of(atoms, row).exp()
-        # Choices that do not make an assignment have no probability, and the loss must not see them.
+        # Choices that do not form an assignment have probability 0, and must not be passed to the loss.
         kept = probs.detach() > 0
         if kept.any():
             yield atoms[kept], row[kept], probs[kept]
 
 
 def _shape(p: Gibbs) -> tuple[int, int] | None:
-    """How many choices an atom consists of, and among how many each is, or None if it does not consist of choices."""
+    """The number of choices of an atom and of options per choice, or None if atoms do not consist of choices."""
     structure = p.structure
     if structure.is_chain:
         _, length, n_choices = structure.potentials(p.bound.scores).unary.shape

@@ -1,4 +1,4 @@
-"""The gradients of one estimator, over many draws."""
+"""Measure the gradients of one estimator over many draws."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from sparsum.diagnosis.measurement import Measurement
 from sparsum.diagnosis.moments import Moments, relative_bias
 from sparsum.estimators import AbstractEstimator, Anneal
 
-# A sum is the same at every draw: so many are enough to time it.
+# An exact sum is the same in every draw: this many draws are enough to time it.
 _ENOUGH_OF_A_SUM = 10
 
 
 def measure(
     name: str, estimator: AbstractEstimator, case: Case, exact: Exact, *, draws: int, warm_up: int, seed: int
 ) -> Measurement:
-    """Measure an estimator, or say why that is not possible; its state stays as it is."""
+    """Measure a copy of an estimator, or report why this is not possible."""
     try:
         return _measure(name, copy.deepcopy(estimator).train(), case, exact, draws, warm_up, seed)
-    except Exception as error:  # the others are to be measured all the same
+    except Exception as error:  # continue with the other estimators
         notes = getattr(error, "__notes__", ())
         return Measurement(name=name, reason=" ".join([f"{type(error).__name__}: {error}", *notes]))
 
@@ -37,14 +37,14 @@ def _measure(
     if estimator.state_dict():
         steps = [(module, module.step.clone()) for module in estimator.modules() if isinstance(module, Anneal)]
         _warm_up(name, estimator, case, warm_up, generator, exact.progress)
-        for module, step in steps:  # a baseline is to fill, but temperatures are to stay
+        for module, step in steps:  # the warm-up must not change temperatures
             module.step.copy_(step)
     buffers = [(buffer, buffer.clone()) for buffer in estimator.buffers()]
     truth = _truth(estimator, case, exact, generator)
     moments, calls, seconds = Moments(), list[float](), list[float]()
     at_first = generator.get_state()
     for draw in range(draws):
-        # Every draw is that of the same step of training: baselines and temperatures stay.
+        # Every draw belongs to the same training step, with fixed baselines and temperatures.
         for buffer, value in buffers:
             buffer.copy_(value)
         estimate, gradient, took = case.step(estimator, generator)
@@ -71,12 +71,12 @@ def _measure(
 
 
 def _truth(estimator: AbstractEstimator, case: Case, exact: Exact, generator: torch.Generator) -> Tensor | None:
-    """The exact gradient, if it is known; by a call of its own, since the graph of an estimate serves once."""
+    """The exact gradient, or None if unknown; uses a separate call, since the graph of an estimate can be used once."""
     estimate = case.call(estimator, generator)
     try:
         return exact.gradient(estimate)
     except Exception:
-        if estimator.needs_relaxed_loss:  # the loss may take nothing else, and then there is no sum over atoms
+        if estimator.needs_relaxed_loss:  # the loss may not accept atoms
             return None
         raise
 
@@ -84,7 +84,7 @@ def _truth(estimator: AbstractEstimator, case: Case, exact: Exact, generator: to
 def _warm_up(
     name: str, estimator: AbstractEstimator, case: Case, steps: int, generator: torch.Generator, progress: Progress
 ) -> None:
-    """Steps of training of the estimator alone: its baselines fill, and its parameters learn."""
+    """Train only the estimator: update its baselines and its parameters."""
     parameters = [parameter for parameter in estimator.parameters() if parameter.requires_grad]
     optimiser = torch.optim.Adam(parameters) if parameters else None
     for step in range(steps):

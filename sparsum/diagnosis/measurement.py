@@ -1,4 +1,4 @@
-"""What was measured of one estimator."""
+"""The measurement of one estimator."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What one estimator does on a batch; numbers that are not known are NaN.
+    """Measurement of one estimator on a batch; unknown numbers are NaN.
 
     Args:
-        name: of the estimator.
-        calls: evaluations of the loss per example.
-        milliseconds: median time of a call with its backward pass, for the whole batch.
-        variance: trace of the covariance of the gradient with respect to the scores, divided by the number of examples.
-        bias: distance of the mean gradient from the exact one, relative to the norm of the exact one; what the noise of
-            finitely many draws adds to its square is subtracted.
-        noise: the largest bias that noise alone would feign, in the same unit: four standard errors of its square.
-        is_unbiased: what it declares.
-        is_biased: whether the bias is more than noise and rounding, for an estimator that declares to be biased.
-        is_doubtful: the same for one that declares not to be. More draws tell: where the assignments that matter are rare,
-            few draws may see none of them, and then neither the bias nor its noise can be told.
-        reason: why nothing was measured; empty if something was.
+        name: the name of the estimator.
+        calls: the number of loss evaluations per example.
+        milliseconds: the median time of a call with its backward pass, for the whole batch.
+        variance: the trace of the covariance of the gradient with respect to the scores, divided by the number of examples.
+        bias: the distance of the mean gradient from the exact one, relative to the norm of the exact one; the contribution
+            of the noise of finitely many draws to its square is subtracted.
+        noise: the largest bias that can be due to noise alone, in the same unit: four standard errors of its square.
+        is_unbiased: whether the estimator declares to be unbiased.
+        is_biased: whether the bias exceeds noise and rounding, for an estimator declared biased.
+        is_doubtful: the same for an estimator declared unbiased. Use more draws to decide: if the important assignments are
+            rare, a few draws may contain none of them, and then neither the bias nor its noise is reliable.
+        reason: why the estimator was not measured; empty if it was.
     """
 
     name: str
@@ -38,10 +38,10 @@ class Measurement:
 
     @property
     def variance_times_calls(self) -> float:
-        """What one unit of precision costs in calls of the loss: samples are averaged, so that calls buy precision."""
+        """The cost of one unit of precision in calls of the loss: averaging more samples reduces the variance."""
         return self.variance * self.calls
 
     @property
     def variance_times_milliseconds(self) -> float:
-        """What one unit of precision costs in time."""
+        """The cost of one unit of precision in time."""
         return self.variance * self.milliseconds

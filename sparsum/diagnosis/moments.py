@@ -1,4 +1,4 @@
-"""Mean, variance and bias of vectors that come one at a time."""
+"""Streaming mean, variance and bias of vectors."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import math
 import torch
 from torch import Tensor
 
-# So many numbers are kept to estimate how large the noise of the bias is, and at least so many vectors.
+# To estimate the noise of the bias, keep at most this many numbers, but at least this many vectors.
 _MOST_NUMBERS, _LEAST_VECTORS = 2**24, 8
 
-# So many standard errors pass for noise.
+# A deviation of at most this many standard errors counts as noise.
 _N_ERRORS = 4
 
 
 class Moments:
-    """The mean m of n vectors, and what their covariance C tells of it."""
+    """The mean m of n vectors, and quantities derived from their covariance C."""
 
     def __init__(self) -> None:
         self.count, self.mean, self._squares = 0, torch.zeros(()), 0.0
@@ -25,7 +25,7 @@ class Moments:
         self,
         vector: Tensor,  # shape: (n_numbers,)
     ) -> None:
-        """Take a vector into account (Welford's method, in which equal vectors have a variance of exactly 0)."""
+        """Add a vector, by Welford's method, for which equal vectors have a variance of exactly 0."""
         self.count += 1
         before = vector - self.mean
         self.mean = vector if self.count == 1 else self.mean + before / self.count
@@ -61,11 +61,11 @@ def relative_bias(
     moments: Moments,
     truth: Tensor | None,  # shape: (n_numbers,)
 ) -> tuple[float, float]:
-    """The norm of the bias and the largest that noise would feign, relative to the norm of the truth; NaN if unknown."""
+    """The norm of the bias and the largest due to noise, relative to the norm of the truth; NaN if unknown."""
     if truth is None:
         return math.nan, math.nan
     square, error = moments.squared_bias(truth)
     bias, noise, norm = math.sqrt(max(square, 0.0)), math.sqrt(_N_ERRORS * error), float(truth.norm())
-    if norm == 0:  # nothing to be relative to
+    if norm == 0:  # the relative bias is undefined
         return (math.inf if bias > 0 else 0.0), (math.inf if noise > 0 else 0.0)
     return bias / norm, noise / norm

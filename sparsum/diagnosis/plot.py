@@ -1,4 +1,4 @@
-"""Variance against calls, drawn by matplotlib, which is imported only here and only when it is used."""
+"""Plot variance against calls with matplotlib, which is imported only here and only when used."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sparsum.diagnosis.measurement import Measurement
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Of labels, in points.
+# Sizes of labels, in points.
 _LINE_HEIGHT, _LETTER_WIDTH, _GAP = 11.0, 5.5, 10.0
 
 
 def plot(points: Sequence[Measurement], path: str | os.PathLike[str] | None, ax: Axes | None) -> Axes:
-    """Draw points that have numbers on given axes or new ones, and write a file if there is a path."""
+    """Draw the measured points on the given axes or new ones, and write a file if a path is given."""
     if ax is None:
         ax = _new_axes()
     shown = [point for point in points if point.variance >= 0]
@@ -37,7 +37,7 @@ def plot(points: Sequence[Measurement], path: str | os.PathLike[str] | None, ax:
 
 
 def _colours() -> Iterator[str]:
-    """Those of matplotlib's cycle, over and over."""
+    """The colours of matplotlib's cycle, repeated."""
     return itertools.cycle(f"C{i}" for i in range(10))
 
 
@@ -45,13 +45,13 @@ def _new_axes() -> Axes:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("a plot needs matplotlib, which is not installed: pip install matplotlib") from error
+        raise ImportError("plot needs matplotlib, which is not installed: pip install matplotlib") from error
     return Figure(figsize=(8, 6)).subplots()
 
 
 def _label(ax: Axes, points: Sequence[Measurement], heights: Sequence[float]) -> None:
-    """Write the names to the right of the points, from the lowest up, each above those that it would cover."""
-    ax.autoscale_view()  # before places are asked for
+    """Write the names to the right of the points, from the lowest up, each above those it would overlap."""
+    ax.autoscale_view()  # before reading positions
     places = [
         ax.transData.transform((point.calls, height)) * 72 / ax.figure.dpi
         for point, height in zip(points, heights, strict=True)

@@ -1,4 +1,4 @@
-"""The way in: all estimators on one batch."""
+"""The entry point: compare estimators on one batch."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def diagnose(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Diagnosis:
-    r"""Measure how noisy, biased and expensive estimators are on a batch of one's own model.
+    r"""Measure variance, bias and cost of estimators on a batch of your own model.
 
-    With g the gradient of ``surrogate.sum()`` with respect to the scores, over draws of the same step of training,
+    With g the gradient of ``surrogate.sum()`` with respect to the scores, over draws of the same training step,
 
     .. math:: \mathrm{variance} = \frac{1}{n_{\mathrm{rows}}} \mathrm{tr} \, \mathrm{Cov}(g), \quad
         \mathrm{bias} = \frac{|\mathbb{E}[g] - \nabla_t \sum_z q(z) \ell(z)|}{|\nabla_t \sum_z q(z) \ell(z)|}
 
-    where q is the estimator's own distribution: an exact sum over few assignments has neither variance nor bias. What the
-    noise of the draws adds to the bias is subtracted, and how large that noise is stands beside it.
+    where q is the distribution of the estimator: an exact sum over few assignments has neither variance nor bias. The
+    contribution of the noise of the draws to the bias is subtracted, and the size of this noise is reported.
 
     >>> import sparsum as sp
     >>> scores, weight = torch.tensor([[1.0, 0.5, -1.0]]), torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
@@ -58,34 +58,35 @@ def diagnose(
     method         calls   ms  variance  var x calls  var x ms   bias  noise
     Sparse             2  ...         0            0         0 0.000   0.000
     ScoreFunction      1  ...
-    Disarm: TypeError: Disarm takes Bits, got OneOf(n=3); these take it: ...
+    Disarm: TypeError: Disarm takes Bits, got OneOf(n=3); estimators for this structure: ...
 
-    Neither the scores, nor the estimators, nor the gradients of any parameters are changed. Modules in the loss are used as
-    they are: a dropout in training mode, say, adds its noise to the variance, and to the exact gradient.
+    The scores, the estimators and the gradients of all parameters are not changed. Modules in the loss keep their mode: for
+    example, dropout in training mode adds noise to the variance and to the exact gradient.
 
     Args:
-        scores: those of a typical batch, after some training perhaps.
+        scores: the scores of a typical batch, e.g. after some training.
         structure: the set of assignments.
-        loss: as estimators take it; relaxations hand it float vectors, others atoms.
-        estimators: by name, or a list, in which they are called by their class; see `sparsum.estimators`.
-        context: what learned baselines read.
+        loss: the loss, as for estimators; relaxations pass float vectors to it, others atoms.
+        estimators: a dict from names to estimators, or a list, whose estimators are named by class; see
+            `sparsum.estimators`.
+        context: the input of learned baselines.
         mask: True where a part is allowed; see `sparsum.AbstractStructure.bind`.
         temperature: divides the scores; a positive number, or one per example.
-        draws: how many gradients are averaged, at least 2; sums, which are the same at each, are drawn up to 10 times.
-        warm_up: how many calls the copy of an estimator with state gets first, so that its baseline fills, with a step of
-            Adam on its own parameters at each; 0 for estimators that were trained with the model.
-        max_terms: the largest number of assignments times examples that are summed to know the exact gradient under a
-            `sparsum.Gibbs` distribution, in chunks; if there are more, the bias is not known.
-        seed: of all randomness. Each estimator starts from it, so that none depends on which others there are.
-        progress: called with what is being done, how much of it is done, and how much there is to do.
+        draws: the number of gradients to average, at least 2; exact sums, which do not vary, are drawn at most 10 times.
+        warm_up: the number of calls, each with a step of Adam on its parameters, that train the copy of an estimator with
+            state before measuring; 0 for estimators that were trained with the model.
+        max_terms: the largest number of assignments times examples to sum, in chunks, for the exact gradient under a
+            `sparsum.Gibbs` distribution; if there are more, the bias is unknown.
+        seed: the seed of all randomness. Each estimator starts from it, so that the results do not depend on the others.
+        progress: called with the name of the current task, the number of steps done, and the total number of steps.
 
     Returns:
-        A table with a row for each estimator: ``print`` it, or ``plot`` it. An estimator that cannot take the structure or
-        the loss has the reason in its row.
+        A table with one row per estimator: ``print`` or ``plot`` it. For an estimator that does not support the structure
+        or the loss, the row holds the reason.
 
     Raises:
         TypeError: if an argument has the wrong type.
-        ValueError: if the scores do not fit the structure, there are no estimators, or a number is out of its range.
+        ValueError: if the scores do not match the structure, there are no estimators, or a number is out of range.
     """
     check_int("draws", draws, least=2)
     check_int("warm_up", warm_up, least=0)
@@ -106,11 +107,11 @@ def diagnose(
 
 
 def _named(estimators: Any) -> dict[str, AbstractEstimator]:
-    """Estimators by their names: those of a list by class, with arguments if there are several of it, and then a number."""
+    """Estimators by name; those of a list by class, with arguments and then a number if there are several of a class."""
     if not isinstance(estimators, Mapping | list | tuple):
         raise TypeError(f"estimators must be a list, or a dict with names as keys, got {type(estimators).__name__}")
     if not estimators:
-        raise ValueError(f"estimators must hold at least one estimator, got {estimators!r}")
+        raise ValueError(f"estimators must contain at least one estimator, got {estimators!r}")
     if isinstance(estimators, Mapping):
         named = dict(estimators)
     else:
@@ -124,5 +125,5 @@ def _named(estimators: Any) -> dict[str, AbstractEstimator]:
     for name, estimator in named.items():
         if not isinstance(estimator, AbstractEstimator):
             seen = f"the class {estimator.__name__}" if isinstance(estimator, type) else type(estimator).__name__
-            raise TypeError(f"estimators must hold estimators such as ScoreFunction(), got {seen} as {name!r}")
+            raise TypeError(f"estimators must contain estimators such as ScoreFunction(), got {seen} as {name!r}")
     return named

@@ -1,9 +1,9 @@
-"""Every way to train a discrete latent variable, behind one signature.
+"""Gradient estimators for discrete latent variables, with one common signature.
 
 Exact sums (`Dense`, `Sparse`, `TopK`, `SparseMAP`), score functions (`ScoreFunction`, `SelfCritic`, `NVIL`, `LeaveOneOut`,
-`SumAndSample`, `UnorderedSet`), with relaxed control variates (`Rebar`, `Relax`), for bits (`Arm`, `Disarm`), and biased
-relaxations (`GumbelSoftmax`, `StraightThrough`, `ReinMax`, `Imle`). `topk_bound`, `distinct_bound`, `wake_wake` and `vimco`
-are objectives of their own.
+`SumAndSample`, `UnorderedSet`), score functions with relaxed control variates (`Rebar`, `Relax`) or for bits (`Arm`,
+`Disarm`), and biased relaxations (`GumbelSoftmax`, `StraightThrough`, `ReinMax`, `Imle`). `topk_bound`, `distinct_bound`,
+`wake_wake` and `vimco` are separate objectives: bounds on a log-likelihood.
 """
 
 from sparsum.estimators.abstract import AbstractEstimator as AbstractEstimator

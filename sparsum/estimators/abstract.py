@@ -1,4 +1,4 @@
-"""The one signature of all estimators, and the door for a user's own."""
+"""The common signature of all estimators, and the base class for custom ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sparsum.structures import AbstractStructure, Scores
 
 
 class Needs(enum.Enum):
-    """What an estimator needs of a structure; see `sparsum.AbstractStructure` for how one of your own has it."""
+    """What an estimator requires of a structure; see `sparsum.AbstractStructure` for how a custom structure provides it."""
 
     NOTHING = "any structure"
     LIST = "structures with few assignments"
@@ -33,7 +33,7 @@ class Needs(enum.Enum):
     BITS = "Bits"
 
     def is_met(self, structure: AbstractStructure) -> bool:
-        """Whether a structure has what is needed; for `LIST`, the number of assignments is checked later."""
+        """Whether a structure meets this requirement; for `LIST`, the number of assignments is checked later."""
         if self is Needs.GIBBS:
             return structure.has_partition
         if self is Needs.CHAIN:
@@ -47,17 +47,17 @@ class Needs(enum.Enum):
 
 @dataclass(frozen=True)
 class Estimate:
-    """What an estimator returns.
+    """The result of an estimator.
 
     Args:
-        surrogate: what to minimise. Its value is ``value``, and its first derivative the estimate of the gradient of the
-            expected loss: in the scores, in the parameters of the loss, and for what an estimator learns in an objective
-            of its own. So do not turn its sign: to maximise a reward, let the loss return its negative. Second
-            derivatives of sampled surrogates mean nothing.
-        value: the estimate of the expected loss, without a gradient. That of `GumbelSoftmax` is the loss of relaxed samples:
-            to compare models, evaluate with `Dense`, or with `ScoreFunction`, which sees true samples.
-        calls: how often the loss was evaluated for each element of the batch, int64.
-        distribution: the discrete distribution of z, whose `entropy()` and divergences may enter the objective.
+        surrogate: the quantity to minimise. Its value is ``value``, and its first derivative is the estimate of the
+            gradient of the expected loss with respect to the scores and the parameters of the loss, plus the gradient of
+            the estimator's own objective with respect to its learned parameters. Do not flip its sign: to maximise a
+            reward, return the negative reward from the loss. Second derivatives of sampled surrogates are meaningless.
+        value: the estimate of the expected loss, without a gradient. For `GumbelSoftmax` it is the loss of relaxed samples:
+            to compare models, evaluate with `Dense`, or with `ScoreFunction`, which uses true samples.
+        calls: the number of loss evaluations for each element of the batch, int64.
+        distribution: the discrete distribution of z; its `entropy()` and divergences can be part of the objective.
     """
 
     surrogate: Tensor  # shape: (*batch,)
@@ -67,19 +67,19 @@ class Estimate:
 
 
 class AbstractEstimator(torch.nn.Module, ABC):
-    r"""A way to estimate :math:`\mathbb{E}_{z \sim q}[\ell(z)]` and its gradient, where scores t determine q.
+    r"""Base class for estimators of :math:`\mathbb{E}_{z \sim q}[\ell(z)]` and its gradient, where scores t determine q.
 
     >>> import sparsum as sp
     >>> scores = torch.tensor([[1.0, 0.0, -1.0]], requires_grad=True)
     >>> estimate = sp.estimators.Sparse()(scores, sp.OneOf(3), lambda z, row: z.float())
     >>> (estimate.surrogate - 0.1 * estimate.distribution.entropy()).mean().backward()
 
-    Every estimator is a module. What it learns or counts is in its ``state_dict()``, is moved with the model, and changes
-    only while ``training``; hand its ``parameters()`` to the optimiser. Under `torch.compile` an estimator runs as it is:
-    compile the networks before it and in the loss.
+    Every estimator is a module. Its learned parameters and counters are part of its ``state_dict()``, move with the model,
+    and change only while ``training``; pass its ``parameters()`` to the optimiser. `torch.compile` does not compile
+    estimators: compile the networks before the estimator and in the loss instead.
 
-    One of your own subclasses this and defines `estimate`, for rows into which the batch is flattened, and `n_calls`;
-    `sparsum.testing.check_estimator` tests it.
+    To write your own, subclass this and define `estimate`, which works on the rows of the flattened batch, and `n_calls`;
+    test it with `sparsum.testing.check_estimator`.
 
     >>> class Reinforce(AbstractEstimator):
     ...     def n_calls(self, structure):
@@ -94,13 +94,13 @@ class AbstractEstimator(torch.nn.Module, ABC):
     16
     """
 
-    #: Whether the gradient of the surrogate is right in expectation, for the distribution that is returned.
+    #: Whether the gradient of the surrogate is unbiased for the returned distribution.
     is_unbiased: bool = True
-    #: Whether the loss gets float vectors instead of atoms, and must be differentiable in them.
+    #: Whether the loss receives float vectors instead of atoms, and must be differentiable in them.
     needs_relaxed_loss: bool = False
-    #: What it needs of a structure.
+    #: What the estimator requires of a structure.
     needs: Needs = Needs.GIBBS
-    #: Whether to look for rows without a distribution, at the price of one wait for the device.
+    #: Whether to check for rows without a distribution; costs one host-device synchronization.
     validate_args: bool = True
 
     #: See `forward`.
@@ -108,11 +108,11 @@ class AbstractEstimator(torch.nn.Module, ABC):
 
     @abstractmethod
     def estimate(self, problem: Problem) -> Estimate:
-        """Estimate with all rows of a batch, its tensors of shape (n_rows,); the surrogate's value does not matter."""
+        """Estimate all rows of a batch, with tensors of shape (n_rows,); the value of the surrogate is ignored."""
 
     @abstractmethod
     def n_calls(self, structure: AbstractStructure) -> int | None:
-        """How often the loss is evaluated for each element of a batch; None if that depends on the scores."""
+        """The number of loss evaluations for each element of a batch; None if it depends on the scores."""
 
     def forward(
         self,
@@ -128,25 +128,25 @@ class AbstractEstimator(torch.nn.Module, ABC):
         """Estimate the expected loss.
 
         Args:
-            scores: one score per part of the structure; -inf forbids.
+            scores: one score per part of the structure; -inf forbids the part.
             structure: the set of assignments.
             loss: called as ``loss(z, row)`` with packed assignments and the row of each, (n,), or as ``loss(z)`` if it
-                takes one argument; returns one number for each, (n,). If the estimator ``needs_relaxed_loss``, z are
-                float vectors, (n, *score_shape), else atoms; `sparsum.embed` takes both. In a batch of several
-                dimensions, row counts the flattened batch.
-            context: what learned baselines read, without a gradient to it.
-            mask: True where a part is allowed, the same as scores of -inf elsewhere; see `AbstractStructure.bind`.
-            temperature: divides the scores; a positive number, or one per example. Relaxations have a temperature of
-                their own, which divides the perturbed log-probabilities.
-            generator: the source of all randomness, on the device of the scores; by default torch's own. With
-                ``chunk_size`` it is also the one that the loss may draw from.
+                takes one argument; returns one number per assignment, (n,). If the estimator ``needs_relaxed_loss``, z
+                are float vectors, (n, *score_shape), otherwise atoms; `sparsum.embed` accepts both. If the batch has
+                several dimensions, ``row`` indexes the flattened batch.
+            context: the input of learned baselines; it does not receive a gradient.
+            mask: True where a part is allowed, equivalent to scores of -inf elsewhere; see `AbstractStructure.bind`.
+            temperature: divides the scores; a positive number, or one per example. Relaxations have a separate
+                temperature, which divides the perturbed log-probabilities.
+            generator: the source of all randomness, on the device of the scores; by default torch's global generator.
+                With ``chunk_size``, the loss may also draw from it.
 
         Raises:
-            TypeError: if the estimator does not take the structure, the loss returns no tensor of floats, or ``generator``
-                is neither None nor a `torch.Generator`.
-            ValueError: if shapes do not fit, the loss does not return one number for each atom, rows hold a NaN or +inf
-                (which sums over `OneOf` know what to do with) or allow nothing, or the loss is not differentiable where
-                it has to be.
+            TypeError: if the estimator does not support the structure, the loss does not return a floating-point tensor,
+                or ``generator`` is neither None nor a `torch.Generator`.
+            ValueError: if shapes do not match, the loss does not return one number for each atom, a row contains NaN or
+                +inf (sums over `OneOf` accept them) or is fully masked, or the loss is not differentiable where it must
+                be.
         """
         self._check_structure(structure)
         check_loss("loss", loss)
@@ -166,7 +166,7 @@ class AbstractEstimator(torch.nn.Module, ABC):
         value = found.value.detach().reshape(batch_shape)
         surrogate = found.surrogate.reshape(batch_shape)
         return Estimate(
-            # Only the gradient of the surrogate counts, so its value may be one that says something.
+            # Only the gradient of the surrogate is used, so its value is replaced by the estimate of the loss.
             surrogate=Revalued.apply(surrogate, value),
             value=value,
             calls=found.calls.reshape(batch_shape),
@@ -174,7 +174,7 @@ class AbstractEstimator(torch.nn.Module, ABC):
         )
 
     def extra_repr(self) -> str:
-        """The arguments it was made with, shown by print."""
+        """The constructor arguments, shown by print."""
         names = inspect.signature(type(self).__init__).parameters
         plain = {name: getattr(self, name, None) for name in names}
         return ", ".join(f"{name}={value}" for name, value in plain.items() if isinstance(value, bool | int | float | str))
@@ -184,16 +184,16 @@ class AbstractEstimator(torch.nn.Module, ABC):
         if not self.needs.is_met(structure):
             raise TypeError(
                 f"{type(self).__name__} takes {self.needs.value}, got {structure!r}; "
-                f"these take it: {', '.join(_takers(structure))}"
+                f"estimators for this structure: {', '.join(_takers(structure))}"
             )
 
 
-# A compiled graph would see baselines after their update, and hide what a loss depends on.
+# A compiled graph would read baselines after their update, and hide which tensors a loss depends on.
 leave_uncompiled(AbstractEstimator, "forward")
 
 
 def _check_estimate(found: Estimate, problem: Problem) -> None:
-    """Raise unless `estimate` returned what it should, which concerns those who write their own."""
+    """Check what `estimate` returned; only custom estimators can fail this."""
     if not isinstance(found, Estimate):
         raise TypeError(f"estimate of {problem.name} must return an Estimate, got {type(found).__name__}")
     for name in ("surrogate", "value", "calls"):
@@ -203,7 +203,7 @@ def _check_estimate(found: Estimate, problem: Problem) -> None:
 
 
 def _takers(structure: AbstractStructure) -> list[str]:
-    """The names of the estimators that take a structure, those for any structure first."""
+    """The names of the estimators that support a structure, those for any structure first."""
     is_listed = math.isfinite(structure.log_count())
     kinds = [
         kind
@@ -215,7 +215,7 @@ def _takers(structure: AbstractStructure) -> list[str]:
 
 
 def _estimators(kinds: list[type[AbstractEstimator]]) -> list[type[AbstractEstimator]]:
-    """The classes that can be instantiated, among some and those that derive from them."""
+    """The concrete classes among the given ones and their subclasses."""
     below = [found for kind in kinds for found in _estimators(kind.__subclasses__())]
     return [kind for kind in kinds if not inspect.isabstract(kind)] + below
 
@@ -233,10 +233,10 @@ def _context_rows(context: Tensor | None, batch_shape: torch.Size) -> Tensor | N
 
 
 def check_samples(samples: int, least: int = 1) -> int:
-    """The number of samples, if it is large enough."""
+    """Return the number of samples after checking that it is at least ``least``."""
     return check_int("samples", samples, least=least)
 
 
 def check_chunk_size(chunk_size: int | None) -> int | None:
-    """The size of chunks, if it is None or a positive int."""
+    """Return the chunk size after checking that it is None or a positive int."""
     return None if chunk_size is None else check_int("chunk_size", chunk_size, least=1)

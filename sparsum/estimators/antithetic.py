@@ -1,4 +1,4 @@
-r"""Pairs of bit vectors that are as different as can be, from one draw of uniform noise u.
+r"""Antithetic pairs of bit vectors from one draw of uniform noise u.
 
 With logits t and :math:`\sigma` the sigmoid, :math:`b = [u > \sigma(-t)]` and :math:`b' = [u < \sigma(t)]` are both samples
 of the bits.
@@ -38,7 +38,7 @@ class _AbstractPair(AbstractEstimator):
         losses = problem.sample_losses(pair.to(problem.dtype))
         difference = (losses[:, :1] - losses[:, 1:]).detach()
         gradient = difference * self._weight(fixed, uniform, pair)
-        # A forbidden bit has no gradient, but with a large loss its product would overflow.
+        # A forbidden bit does not receive a gradient, but with a large loss the product would overflow.
         along = torch.where(scores == -torch.inf, 0.0, gradient * logits)
         surrogate = losses.mean(1) + along.sum(-1)
         return Estimate(surrogate, losses.mean(1), problem.calls(2), p)
@@ -50,7 +50,7 @@ class _AbstractPair(AbstractEstimator):
         uniform: Tensor,  # shape: (n_rows, n)
         pair: Tensor,  # shape: (n_rows, 2, n), bool
     ) -> Tensor:
-        """The gradient in each logit for a difference of 1: (n_rows, n)."""
+        """The gradient with respect to each logit for a difference of 1: (n_rows, n)."""
 
 
 class Arm(_AbstractPair):
@@ -72,7 +72,7 @@ class Arm(_AbstractPair):
 
 
 class Disarm(_AbstractPair):
-    r"""`Arm` without the noise u, which is averaged out exactly; its variance is never larger.
+    r"""`Arm` with the noise u integrated out exactly; its variance is never larger.
 
     .. math:: \nabla_t = \tfrac12 (\ell(b) - \ell(b')) (-1)^{b'} [b \ne b'] \sigma(|t|)
 

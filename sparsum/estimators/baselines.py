@@ -1,4 +1,4 @@
-"""What score-function estimators subtract from the loss: a number that does not depend on the sample."""
+"""Baselines of score-function estimators: subtracted from the loss, independent of the sample."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sparsum.arguments import check_number
 
 
 class RunningMean(torch.nn.Module):
-    """The mean of all losses so far, or with ``decay`` an exponential average; 0 before the first.
+    """The mean of all losses so far, or an exponential moving average if ``decay`` is given; initially 0.
 
-    Losses that are not finite are left out, so that one bad row does not spoil all later steps.
+    Non-finite losses are ignored, so that one bad row does not affect all later steps.
 
     >>> baseline = RunningMean()
     >>> baseline.update(torch.tensor([1.0, 3.0]))
@@ -23,7 +23,7 @@ class RunningMean(torch.nn.Module):
     tensor(4.)
 
     Args:
-        decay: None for the mean of all, or the part of the old average that each step keeps, between 0 and 1.
+        decay: None for the mean of all losses, or the weight of the old average at each step, at least 0 and less than 1.
     """
 
     mean: Tensor  # shape: ()
@@ -40,20 +40,20 @@ class RunningMean(torch.nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Move to another device, but keep the mean in float32: in half precision it would soon stand still."""
+        """Move to another device, but keep the mean in float32: in half precision small updates would be rounded away."""
         super()._apply(fn, recurse)
         self.mean = self.mean.float()
         return self
 
     @torch.no_grad()
     def update(self, losses: Tensor) -> None:
-        """Take new losses of any shape into account."""
+        """Update the mean with new losses of any shape."""
         losses = losses.float()
         is_finite = losses.isfinite()
         n = is_finite.sum()
-        mean = torch.where(is_finite, losses / n.clamp_min(1), 0.0).sum()  # divided first: a sum might overflow
+        mean = torch.where(is_finite, losses / n.clamp_min(1), 0.0).sum()  # divide first: the sum could overflow
         share = n / (self.count + n).clamp_min(1)
-        if self.decay is not None:  # the first batch is all there is; later ones get their part, empty ones nothing
+        if self.decay is not None:  # weight 1 for the first batch, 1 - decay for later ones, 0 for empty ones
             share = torch.where(self.count > 0, (1 - self.decay) * (n > 0), (n > 0).to(share.dtype))
         self.mean += share * (mean - self.mean)
         self.count += n
@@ -73,7 +73,7 @@ def perceptron(n_inputs: int, hidden: tuple[int, ...]) -> torch.nn.Sequential:
 
 
 def in_dtype_of(network: torch.nn.Module, inputs: Tensor) -> Tensor:
-    """Floating-point inputs in the dtype of a network's first parameter; others as they are."""
+    """Floating-point inputs in the dtype of a network's first parameter; other inputs unchanged."""
     first = next(network.parameters(), None)
     return inputs if first is None or not inputs.is_floating_point() else inputs.to(first.dtype)
 

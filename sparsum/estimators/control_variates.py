@@ -1,11 +1,11 @@
-r"""Score functions whose baseline depends on a relaxed sample, corrected so that nothing is biased.
+r"""Score functions whose baseline depends on a relaxed sample, with a correction that keeps them unbiased.
 
-Perturbed log-probabilities :math:`\zeta = \log p + g` decide for the assignment z, and :math:`\tilde\zeta` are others, drawn
-given that they decide for the same z. For every function c,
+Perturbed log-probabilities :math:`\zeta = \log p + g` determine the assignment z; :math:`\tilde\zeta` is a second draw,
+conditioned on determining the same z. For every function c,
 
 .. math:: \nabla \ell(z) + (\ell(z) - c(\tilde\zeta)) \nabla \log p(z) + \nabla c(\zeta) - \nabla c(\tilde\zeta)
 
-is unbiased; the closer c is to the loss, the smaller its variance.
+is unbiased. The closer c is to the loss, the smaller the variance.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from sparsum.structures import AbstractStructure
 
 @dataclass(frozen=True)
 class Coupled:
-    """A sample with both its perturbed log-probabilities, as functions of a copy of the logits."""
+    """A sample with two sets of perturbed log-probabilities, as functions of a copy of the logits."""
 
     leaf: Tensor  # shape: (n_rows, n_choosers, n_choices), the copy
     log_prob: Tensor  # shape: (n_rows,), of the sample
     hard: Tensor  # shape: (n_rows, n_choosers, n_choices), the sample, one-hot
-    perturbed: Tensor  # shape: (n_rows, 2, n_choosers, n_choices): free, and given the sample
+    perturbed: Tensor  # shape: (n_rows, 2, n_choosers, n_choices): unconditional, and given the sample
 
     @classmethod
     def draw(cls, problem: Problem, logits: Tensor) -> Coupled:
@@ -41,7 +41,7 @@ class Coupled:
         log_probs = leaf.log_softmax(-1)
         free = log_probs - exponential(leaf.shape, leaf, problem.generator).log()
         hard = one_hot(free.detach())
-        # Given the sample, its perturbed value is the largest and independent of it; others are cut off below it.
+        # Given the sample, its perturbed value is the largest and independent of it; the others are truncated below it.
         log_noise = exponential(leaf.shape, leaf, problem.generator).log()
         largest = (hard * log_noise).sum(-1, keepdim=True)
         given = -torch.where(hard > 0, largest, torch.logaddexp(log_noise - log_probs, largest))
@@ -53,14 +53,15 @@ class Coupled:
         )
 
     def gradient(self, values: Tensor, *, create_graph: bool = False) -> Tensor:
-        """Of the sum of values, with respect to the logits."""
+        """The gradient of the sum of values with respect to the logits."""
         return torch.autograd.grad(values.sum(), self.leaf, retain_graph=True, create_graph=create_graph)[0]
 
 
 class Rebar(AbstractEstimator):
     r"""The score function with the loss of a relaxed sample as control variate: c is :math:`\eta` times the relaxed loss.
 
-    The relaxed losses serve the gradient of the scores alone; that of the loss's own parameters is that of the sample.
+    The relaxed losses contribute only to the gradient of the scores; the parameters of the loss receive the gradient of
+    the sample.
 
     >>> import sparsum as sp
     >>> estimator, weight = Rebar(), torch.randn(3, 5)
@@ -70,8 +71,8 @@ class Rebar(AbstractEstimator):
 
     Args:
         temperature: of the relaxed sample, a number larger than 0, or `Anneal`.
-        scale: :math:`\eta`, to begin with.
-        learn_scale: whether the scale is a parameter, whose gradient is that of the variance of the estimate.
+        scale: the initial value of :math:`\eta`.
+        learn_scale: whether the scale is learned; its gradient is that of the variance of the estimate.
 
     References:
         - REBAR: low-variance, unbiased gradient estimates for discrete latent variable models (Tucker, Mnih, Maddison,
@@ -88,13 +89,13 @@ class Rebar(AbstractEstimator):
         self.scale = torch.nn.Parameter(torch.tensor(float(scale)), requires_grad=learn_scale)
 
     def n_calls(self, structure: AbstractStructure) -> int:
-        """The sample, and two relaxed ones."""
+        """One sample and two relaxed ones."""
         return 3
 
     def estimate(self, problem: Problem) -> Estimate:
         """The loss of the sample and the control variate."""
         p, logits = problem.gibbs(), logits_of(problem)
-        if not torch.is_grad_enabled():  # then there is no variance to be lowered
+        if not torch.is_grad_enabled():  # the control variate only affects the gradient
             losses = _vector_losses(problem, _first_sample(problem, logits))
             return Estimate(losses, losses, problem.calls(1), p)
         with torch.enable_grad():
@@ -103,7 +104,7 @@ class Rebar(AbstractEstimator):
             point = vectors.detach().requires_grad_()
             relaxed = problem.relaxed_losses(point)
             (slope,) = torch.autograd.grad(relaxed.sum(), point)
-            # Along the slope, the control variate is a function of the logits that needs the loss no more.
+            # With the slope held constant, the control variate is differentiated without calling the loss again.
             paths = (slope * vectors).flatten(2).sum(-1)
             score = sample.gradient(sample.log_prob)
             path = sample.gradient(paths[:, 0] - paths[:, 1])
@@ -121,8 +122,9 @@ class Rebar(AbstractEstimator):
 class Relax(AbstractEstimator):
     r"""The score function with a learned control variate: c is a network of the relaxed sample and the ``context``.
 
-    It asks nothing of the loss, and costs one call. The network learns to lower the variance of the estimate: the squared
-    norm of the gradient in the scores, whose gradient in the network's parameters is part of the surrogate's.
+    The loss need not be differentiable and is called once. The network is trained to reduce the variance of the estimate:
+    the surrogate includes the gradient, with respect to the network's parameters, of the squared norm of the gradient with
+    respect to the scores.
 
     >>> import sparsum as sp
     >>> estimator, x = Relax(n_scores=3, context_size=7), torch.randn(4, 7)
@@ -133,7 +135,7 @@ class Relax(AbstractEstimator):
 
     Args:
         n_scores: the number of scores of one element: n for `OneOf` and `Bits`, n_groups * n_each for `Groups`.
-        context_size: the number of features of the context, which is flattened; 0 if the network is to read none.
+        context_size: the number of features of the context, which is flattened; 0 for a network without context.
         hidden: the sizes of the hidden layers.
         temperature: of the relaxed sample, a number larger than 0, or `Anneal`.
 
@@ -160,7 +162,7 @@ class Relax(AbstractEstimator):
         self.network = perceptron(n_scores + context_size, hidden)
 
     def n_calls(self, structure: AbstractStructure) -> int:
-        """The sample alone."""
+        """One sample."""
         return 1
 
     def estimate(self, problem: Problem) -> Estimate:
@@ -184,9 +186,12 @@ class Relax(AbstractEstimator):
         return Estimate(surrogate, losses, problem.calls(1), p)
 
     def _control(self, problem: Problem, vectors: Tensor) -> Tensor:
-        """What the network says of relaxed samples: (n_rows, n_scores) -> (n_rows,)."""
+        """The network's output for relaxed samples: (n_rows, n_scores) -> (n_rows,)."""
         if vectors.shape[1] != self.n_scores:
-            raise ValueError(f"{problem.structure!r} has {vectors.shape[1]} scores, and Relax was made for {self.n_scores}")
+            raise ValueError(
+                f"n_scores must be the number of scores of the structure, {vectors.shape[1]} for {problem.structure!r}, "
+                f"got n_scores={self.n_scores}; create Relax(n_scores={vectors.shape[1]})"
+            )
         inputs = [vectors]
         if self.context_size:
             inputs.append(problem.features(self.context_size))
@@ -200,7 +205,7 @@ def _first_sample(problem: Problem, logits: Tensor) -> Tensor:
 
 
 def _vector_losses(problem: Problem, hard: Tensor) -> Tensor:
-    """The losses of one-hot choices as vectors, for a loss that takes nothing else: (n_rows,)."""
+    """The losses of one-hot choices as vectors, for a loss of vectors: (n_rows,)."""
     return problem.losses(vectors_of(problem, hard.unsqueeze(1)).flatten(0, 1).to(problem.dtype), problem.row(1))
 
 
@@ -210,5 +215,5 @@ def _atom_losses(problem: Problem, hard: Tensor) -> Tensor:
 
 
 def _along(gradient: Tensor, logits: Tensor) -> Tensor:
-    """A function of the logits that has this gradient: (n_rows,)."""
+    """A function of the logits with the given gradient: (n_rows,)."""
     return (gradient * logits).flatten(1).sum(-1)

@@ -1,4 +1,4 @@
-"""Samples that differ from each other, or from given ones, of a row of choices."""
+"""Sampling without replacement, and sampling outside of a given set, from chains of choices."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sparsum.structures.log_space import draw
 
 
 def sample_without_replacement(chain: Chain, k: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """The first k different samples of each row, (n_rows, k, length), and their log-probabilities, (n_rows, k).
+    """The first k distinct samples of each row, (n_rows, k, length), and their log-probabilities, (n_rows, k).
 
-    If there are fewer than k, all of them; where fewer are allowed, others with a log-probability of `FORBIDDEN` or less
-    fill the rest.
+    Returns all assignments if there are fewer than k. If a row allows fewer than k, forbidden assignments, with a
+    log-probability of `FORBIDDEN` or less, fill the rest.
 
-    These are the assignments with the largest log-probabilities after Gumbel noise. They are found by a beam search, in
-    which the largest perturbed value below each beginning is drawn before the beginning is extended.
+    The samples are the assignments with the largest log-probabilities after adding Gumbel noise. A beam search finds them:
+    for each prefix, it draws the largest perturbed value of all completions before it extends the prefix.
 
     References:
         - Stochastic beams and where to find them (Kool, van Hoof & Welling, 2019), algorithm 1,
@@ -43,7 +43,7 @@ def _given_largest(
     noisy: Tensor,  # shape: (*, n)
     largest: Tensor,  # shape: (*,)
 ) -> Tensor:
-    """Perturbed log-probabilities moved so that their largest is a given one, as if drawn under that condition."""
+    """Shift perturbed log-probabilities to a given maximum, as if they were drawn conditioned on it."""
     peak = noisy.amax(-1, keepdim=True)
     target = largest.unsqueeze(-1)
     gap = target - noisy + torch.log(-torch.expm1((noisy - peak).clamp_max(0.0)))  # -inf at the peak itself
@@ -53,15 +53,15 @@ def _given_largest(
 def sample_outside(
     chain: Chain,
     excluded: Tensor,  # shape: (n_rows, k, length), int64
-    log_probs: Tensor,  # shape: (n_rows, k), of the excluded ones, -inf for what does not count
+    log_probs: Tensor,  # shape: (n_rows, k), of the excluded ones, -inf for entries to ignore
     generator: torch.Generator | None,
 ) -> Tensor:
-    """One sample of each row, given that it is none of the excluded assignments: (n_rows, length).
+    """One sample per row, conditioned on not being an excluded assignment: (n_rows, length).
 
-    From the first choice to the last, each is drawn by what is left of its probability without the excluded assignments
-    that begin as the sample does. Where nothing is left, the sample is arbitrary.
+    Each choice, from first to last, is drawn with its probability minus that of the excluded assignments with the same
+    prefix as the sample. Where no probability is left, the sample is arbitrary.
     """
-    # The probability of each excluded assignment, given what was chosen so far; in proportion, so that nothing underflows.
+    # The probability of each excluded assignment given the choices so far; conditional, to avoid underflow.
     share = log_probs.detach().double().exp()
     n_rows = len(share)
     uniform = torch.rand((n_rows, chain.length, 1), dtype=torch.float64, device=share.device, generator=generator)
@@ -70,7 +70,7 @@ def sample_outside(
         table = chain.first.unsqueeze(1) if i == 0 else chain.step(i, choices[-1].unsqueeze(1))
         probs = table.squeeze(1).detach().double().exp()
         left = (probs - torch.zeros_like(probs).scatter_add_(1, excluded[:, :, i], share)).clamp_min(0.0)
-        left = torch.where(left > 1e-14 * probs, left, 0.0)  # what rounding left over
+        left = torch.where(left > 1e-14 * probs, left, 0.0)  # remove rounding errors
         drawn = draw(left, uniform[:, i]).squeeze(1)
         chosen = probs.gather(1, drawn.unsqueeze(1)).clamp_min(torch.finfo(torch.float64).tiny)
         share = torch.where(excluded[:, :, i] == drawn.unsqueeze(1), share / chosen, 0.0)
@@ -82,12 +82,12 @@ def instead_of_weightless(
     atoms: Tensor,  # shape: (n_rows, n, *event_shape)
     weights: Tensor,  # shape: (n_rows, n)
 ) -> Tensor:
-    """Atoms with the first of its row in the place of each that has no weight, which may be a forbidden one."""
+    """Replace atoms without weight, which may be forbidden, by the first atom of their row."""
     has_weight = (weights > 0).reshape(*weights.shape, *[1] * (atoms.ndim - 2))
     return torch.where(has_weight, atoms, atoms[:, :1])
 
 
 def chain_of(problem: Problem) -> Chain:
-    """The chain of choices behind a problem, without gradient and in float64, which keeps small rests of probability."""
+    """The chain of choices of a problem, without gradient, in float64 to resolve small remaining probabilities."""
     bound = problem.bound.map(lambda tensor: tensor.detach().double())
     return Chain.from_potentials(bound.structure.potentials(bound.scores))

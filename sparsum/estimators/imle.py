@@ -1,4 +1,4 @@
-"""Perturb-and-MAP with a gradient from a second, moved optimum."""
+"""Perturb-and-MAP, with a gradient from a second optimum at shifted scores."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from sparsum.structures.log_space import FORBIDDEN
 from sparsum.structures.scores import as_tuple, flatten
 from sparsum.tensors import at_least_float32
 
-#: Noise of a shape, in the dtype and on the device of a tensor.
+#: Draws noise of the given shape, in the dtype and on the device of the given tensor.
 Noise = Callable[[Sequence[int], Tensor, torch.Generator | None], Tensor]
 
 
 class Imle(AbstractEstimator):
-    r"""Implicit maximum likelihood: samples are optima of perturbed scores, for any structure that has an argmax.
+    r"""Implicit maximum likelihood: samples are optima of perturbed scores, for any structure with an argmax.
 
     .. math:: z = \arg\max_z a_z^\top (t + \epsilon), \quad
         \nabla_t \approx \frac1\lambda \Bigl( a_z - a_{z'} \Bigr), \quad
         z' = \arg\max_{z'} a_{z'}^\top \bigl( t + \epsilon - \lambda \nabla_{a_z} \ell \bigr)
 
-    The loss is evaluated at the vectors of assignments alone, and must be differentiable there; of scores that are a pair,
-    it gets the first part of the vectors, the one-hot tags. Biased; the bias depends on the step.
+    The loss is only evaluated at vectors of assignments, and must be differentiable there. If the scores are a pair, it
+    receives the first part of the vectors, the one-hot tags. Biased; the bias depends on the step.
 
     >>> import sparsum as sp
     >>> scores, target = torch.zeros(1, 3, 3, requires_grad=True), torch.eye(3)
@@ -39,15 +39,17 @@ class Imle(AbstractEstimator):
     >>> estimate.surrogate.sum().backward()
 
     Args:
-        step: :math:`\lambda`, how far the scores move against the gradient of the loss, larger than 0; it wants to be
-            tuned to the scale of the loss.
-        samples: how many samples per element are averaged.
-        noise: a function of a shape, a tensor like which the noise shall be, and a generator; by default standard logistic
-            noise for `Bits` and `Budget` and Gumbel noise else, both of which make samples exact for independent choices.
+        step: :math:`\lambda`, the step size against the gradient of the loss, larger than 0; tune it to the scale of the
+            loss.
+        samples: the number of samples per element, which are averaged.
+        noise: called as ``noise(shape, like, generator)``, returns noise in the dtype and on the device of ``like``. By
+            default standard logistic noise for `Bits` and `Budget`, otherwise Gumbel noise; both give exact samples for
+            independent choices.
 
     Returns:
-        As distribution the `sparsum.Gibbs` one, where it can be summed over: the samples follow it exactly over `OneOf`,
-        `Groups` and `Bits`, else nearly. Over other structures a `PerturbAndMap`, which has no entropy.
+        An estimate whose distribution is `sparsum.Gibbs` for structures that support it: the samples follow it exactly for
+        `OneOf`, `Groups` and `Bits`, otherwise approximately. For other structures it is a `PerturbAndMap`, which does not
+        have an entropy.
 
     References:
         - Implicit MLE: backpropagating through discrete exponential family distributions (Niepert, Minervini &
@@ -73,7 +75,7 @@ class Imle(AbstractEstimator):
         noise = self.noise if self.noise is not None else default_noise(problem.structure)
         p = problem.gibbs() if problem.structure.has_partition else _perturb_and_map(problem, noise)
         flat = at_least_float32(problem.bound.flat)
-        # A sample for each of these rows.
+        # One row per sample.
         drawn = problem.bound.map(Tensor.detach).select(problem.row(self.samples))
         fixed = at_least_float32(drawn.flat)
         perturbed = fixed + noise(fixed.shape, fixed, problem.generator)
@@ -88,7 +90,7 @@ class Imle(AbstractEstimator):
             slope = torch.nn.functional.pad(slope.flatten(2).flatten(0, 1), (0, fixed.shape[1] - first.shape[1:].numel()))
             moved = _best_vectors(drawn.with_flat(perturbed - self.step * slope))
             gradient = (flatten(chosen) - flatten(moved)).to(flat.dtype) / self.step
-            # The optimum of scores that are not finite says nothing.
+            # The optimum of non-finite scores is meaningless.
             gradient = torch.where(slope.isfinite().all(-1, keepdim=True), gradient, torch.nan)
             along = gradient.unflatten(0, (problem.n_rows, self.samples)).mean(1)
             surrogate = surrogate + (along * flat.clamp_min(FORBIDDEN)).sum(-1)
@@ -101,11 +103,11 @@ def _best_vectors(bound: BoundScores) -> Scores:
 
 
 class PerturbAndMap(Distribution):
-    """The distribution of the optima of perturbed scores: known by its samples alone.
+    """The distribution of the optima of perturbed scores; it supports only sampling and the mode.
 
     Args:
         bound: rows of scores, bound to their structure.
-        noise: what perturbs the scores.
+        noise: draws the noise added to the scores.
     """
 
     arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
@@ -137,14 +139,14 @@ class PerturbAndMap(Distribution):
         return atoms.reshape(shape + self.batch_shape + self.event_shape)
 
     def entropy(self) -> Tensor:
-        """Not known."""
+        """Not available: raises NotImplementedError."""
         raise NotImplementedError(
-            f"the entropy of optima of perturbed scores over {self.structure!r} is not known; SparseMAP and TopK have one"
+            f"the entropy of optima of perturbed scores over {self.structure!r} is not known; use SparseMAP or TopK instead"
         )
 
 
 def _perturb_and_map(problem: Problem, noise: Noise) -> PerturbAndMap:
-    """The distribution of a problem, if all rows have one."""
+    """The distribution of a problem; raises if a row does not have one."""
     bound = problem.bound
     p = PerturbAndMap(bound, noise)
     if problem.validate_args:
@@ -156,6 +158,6 @@ def _perturb_and_map(problem: Problem, noise: Noise) -> PerturbAndMap:
 
 
 def default_noise(structure: AbstractStructure) -> Noise:
-    """Logistic noise where a score decides against 0, Gumbel noise where scores compete."""
+    """Logistic noise where each score is compared with 0, Gumbel noise where scores are compared with each other."""
     counts = structure.bit_counts()
     return gumbel if counts is None or counts.is_exact else logistic

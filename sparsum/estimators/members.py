@@ -1,4 +1,4 @@
-"""All assignments of a structure that has few."""
+"""Enumerate all assignments of a small structure."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from torch import Tensor
 
 from sparsum.structures import AbstractStructure, BoundScores
 
-#: More assignments than this are refused, unless the user allows more.
+#: The default limit on the number of assignments.
 MAX_COUNT = 2**16
 
 
 def count_of(structure: AbstractStructure, max_count: int, name: str) -> int:
-    """The number of assignments, if it is known and not larger than allowed."""
+    """The number of assignments; raises if it is unknown or larger than ``max_count``."""
     log_count = structure.log_count()
     if log_count > math.log(max_count) + 1e-9:
-        much = "does not say how many it has, perhaps" if math.isinf(log_count) else f"has about {_power(log_count)}"
+        much = (
+            "has an unknown number (define log_count), possibly"
+            if math.isinf(log_count)
+            else f"has about {_power(log_count)},"
+        )
         raise ValueError(
-            f"{name} sums over all assignments, and {structure!r} {much}, more than max_count={max_count}; TopK and "
-            "SparseMAP need no list of all, nor do ScoreFunction and its kind for structures that sparsum.Gibbs takes"
+            f"{name} sums over all assignments, and {structure!r} {much} more than max_count={max_count}; use TopK or "
+            "SparseMAP, or for structures that sparsum.Gibbs takes a sampling estimator such as ScoreFunction"
         )
     return round(math.exp(log_count))
 
@@ -51,7 +55,7 @@ def _scores(bound: BoundScores, atoms: Tensor, is_valid: Tensor) -> Tensor:
 
 
 def _all_choices(length: int, n_choices: int, device: torch.device) -> Tensor:
-    """All rows of choices, the first one changing slowest: (n_choices ** length, length)."""
+    """All sequences of choices, the first choice changing slowest: (n_choices ** length, length)."""
     index = torch.arange(n_choices**length, device=device).unsqueeze(-1)
     return index // n_choices ** torch.arange(length - 1, -1, -1, device=device) % n_choices
 

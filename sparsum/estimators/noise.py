@@ -15,10 +15,10 @@ def exponential(shape: Sequence[int], like: Tensor, generator: torch.Generator |
 
 
 def gumbel(shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Independent standard Gumbel noise: the largest of scores plus it is a sample from their softmax."""
+    """Independent standard Gumbel noise: the argmax of scores plus this noise is a sample from their softmax."""
     return -exponential(shape, like, generator).log()
 
 
 def logistic(shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Independent standard logistic noise, the difference of two Gumbels: a score plus it is positive by its sigmoid."""
+    """Independent standard logistic noise: a score plus this noise is positive with probability sigmoid(score)."""
     return gumbel(shape, like, generator) - gumbel(shape, like, generator)

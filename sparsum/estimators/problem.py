@@ -1,4 +1,4 @@
-"""What an estimator works on: flattened rows, and the loss with its checks."""
+"""The input of an estimator: flattened rows of scores, and a checked loss."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sparsum.distribution.loss import Loss, call_for_numbers
 from sparsum.gibbs import Gibbs
 from sparsum.structures import AbstractStructure, BoundScores
 
-_INSTEAD = "an estimator that hands it atoms, such as SparseMAP, TopK, ScoreFunction or LeaveOneOut, needs no such loss"
+_INSTEAD = "or use an estimator that passes atoms to the loss, e.g. SparseMAP, TopK, ScoreFunction or LeaveOneOut"
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Rows of scores over a structure, and a loss of assignments to be averaged in each row."""
+    """Rows of scores over a structure, and a loss of assignments to average in each row."""
 
     bound: BoundScores
     loss: Loss
@@ -53,10 +53,12 @@ class Problem:
     def features(self, n: int) -> Tensor:
         """The context of each row as n numbers: (n_rows, n)."""
         if self.context is None:
-            raise ValueError(f"{self.name} needs a context for its network to read: pass context=x")
+            raise ValueError(f"{self.name} needs a context as input of its network: pass context=x")
         flat = self.context.reshape(self.n_rows, self.context.shape[1:].numel())
         if flat.shape[1] != n:
-            raise ValueError(f"{self.name} was made for a context of {n} features per element, got {flat.shape[1]}")
+            raise ValueError(
+                f"context must have {n} features per element, the context_size of this {self.name}, got {flat.shape[1]}"
+            )
         return flat if flat.is_floating_point() else flat.float()
 
     def row(self, n_each: int) -> Tensor:
@@ -72,7 +74,7 @@ class Problem:
         z: Tensor,  # shape: (n, *event_shape)
         row: Tensor,  # shape: (n,)
     ) -> Tensor:
-        """The loss of each assignment, checked, in float32 at least: (n,)."""
+        """The loss of each assignment, checked, in at least float32: (n,)."""
         return call_for_numbers("loss", self.loss, z, row, self.n_rows)
 
     def sample_losses(
@@ -92,38 +94,38 @@ class Problem:
         p: Gibbs,
         atoms: Tensor,  # shape: (n_rows, n_each, *event_shape)
     ) -> Tensor:
-        """The log-probability of the same number of atoms for each row, in float32 at least: (n_rows, n_each)."""
+        """The log-probability of the same number of atoms for each row, in at least float32: (n_rows, n_each)."""
         return p.model.log_prob(atoms.flatten(0, 1), self.row(atoms.shape[1])).reshape(atoms.shape[:2])
 
     def relaxed_losses(
         self,
         vectors: Tensor,  # shape: (n_rows, n_each, *score_shape)
     ) -> Tensor:
-        """The loss of vectors that may be no assignments, differentiable in them: (n_rows, n_each)."""
+        """The loss of vectors, not necessarily assignments, differentiable in them: (n_rows, n_each)."""
         z, row = vectors.to(self.dtype).flatten(0, 1), self.row(vectors.shape[1])
         try:
             values = self.losses(z, row)
         except (IndexError, RuntimeError, TypeError) as error:
-            # The vectors of bits are their atoms.
+            # For bit vectors, vectors and atoms are the same, so the error has another cause.
             if self.structure.bit_counts() is not None or isinstance(error, torch.OutOfMemoryError):
                 raise
             seen = f"{str(z.dtype).removeprefix('torch.')} vectors of shape {tuple(z.shape)}"
             raise TypeError(
-                f"{self.name} hands the loss {seen}, and it failed on them: {error}; sparsum.embed takes both such vectors "
-                f"and atoms; {_INSTEAD}"
+                f"{self.name} passes {seen} to the loss, which failed: {error}; use sparsum.embed, which accepts these "
+                f"vectors and atoms, {_INSTEAD}"
             ) from error
         if torch.is_grad_enabled() and len(row) and not _depends_on(values, z):
             raise ValueError(
-                f"{self.name} needs a loss that is differentiable in z, but what the loss returned does not depend on z by "
-                f"differentiable operations; {_INSTEAD}"
+                f"{self.name} needs a loss that is differentiable in z, but the returned tensor does not depend on z by "
+                f"differentiable operations; make it differentiable, {_INSTEAD}"
             )
         return values.reshape(vectors.shape[:2])
 
 
 def _depends_on(values: Tensor, z: Tensor) -> bool:
-    """Whether the graph behind values contains z: a walk over its nodes, which costs no computation."""
+    """Whether the autograd graph of ``values`` contains z; walks the nodes without computing anything."""
     if not z.requires_grad:
-        return True  # nothing is to be differentiated
+        return True  # no gradient is needed
     target, seen, waiting = z.grad_fn, set[Node](), [values.grad_fn]
     while waiting:
         node = waiting.pop()

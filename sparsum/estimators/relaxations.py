@@ -1,4 +1,4 @@
-"""Relaxations: vectors near the assignments, through which the gradient of the loss flows."""
+"""Relaxations: continuous vectors near the assignments, through which the gradient of the loss flows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparsum.tensors import at_least_float32
 
 
 def logits_of(problem: Problem) -> Tensor:
-    """Log-probabilities of the choices, differentiable, a bit being one of two: (n_rows, n_choosers, n_choices)."""
+    """Log-probabilities of the choices, differentiable; a bit has two choices: (n_rows, n_choosers, n_choices)."""
     logits = problem.structure.potentials(problem.bound.scores).unary
     logits = at_least_float32(logits)
     return torch.where(logits == -torch.inf, FORBIDDEN, logits).log_softmax(-1)
@@ -35,7 +35,7 @@ def vectors_of(
 def one_hot(
     values: Tensor,  # shape: (*, n_choices)
 ) -> Tensor:
-    """The largest of each as a one-hot vector of the same dtype."""
+    """The argmax of each row as a one-hot vector of the same dtype."""
     return torch.zeros_like(values).scatter_(-1, values.argmax(-1, keepdim=True), 1.0)
 
 
@@ -73,12 +73,12 @@ class _AbstractRelaxation(AbstractEstimator):
 
 
 class GumbelSoftmax(_AbstractRelaxation):
-    r"""A softmax of perturbed scores in place of a choice; for bits the binary Concrete distribution.
+    r"""A softmax of perturbed log-probabilities in place of a choice; for bits, the binary Concrete distribution.
 
     .. math:: \ell(\mathrm{softmax}((\log p + g) / \tau)), \quad g \text{ Gumbel noise}
 
-    Biased: what is differentiated is the loss between assignments. The lower the temperature, the smaller the bias and the
-    larger the variance.
+    Biased: the loss is differentiated at points between assignments. The lower the temperature, the smaller the bias and
+    the larger the variance.
 
     >>> import sparsum as sp
     >>> estimator, weight = GumbelSoftmax(Anneal(rate=1e-4)), torch.randn(3, 5)
@@ -89,7 +89,7 @@ class GumbelSoftmax(_AbstractRelaxation):
 
     Args:
         temperature: a number larger than 0, or `Anneal`.
-        samples: how many samples per element are averaged.
+        samples: the number of samples per element, which are averaged.
 
     References:
         - Categorical reparameterization with Gumbel-softmax (Jang, Gu & Poole, 2017), https://arxiv.org/abs/1611.01144
@@ -108,12 +108,12 @@ class GumbelSoftmax(_AbstractRelaxation):
 
 
 class StraightThrough(_AbstractRelaxation):
-    r"""Gumbel-softmax whose loss sees the sampled assignment, while the gradient is that of the relaxed one.
+    r"""Gumbel-softmax with the loss of the sampled assignment and the gradient of the relaxed one.
 
     .. math:: \ell(z), \quad z = \mathrm{onehot}(\arg\max (\log p + g)), \quad
         \partial z := \partial\, \mathrm{softmax}((\log p + g) / \tau)
 
-    Biased in the scores; the loss's own parameters see true samples.
+    The gradient of the scores is biased; that of the parameters of the loss is not, since it uses true samples.
 
     >>> import sparsum as sp
     >>> def loss(z, row):
@@ -124,7 +124,7 @@ class StraightThrough(_AbstractRelaxation):
 
     Args:
         temperature: a number larger than 0, or `Anneal`.
-        samples: how many samples per element are averaged.
+        samples: the number of samples per element, which are averaged.
 
     References:
         - Categorical reparameterization with Gumbel-softmax (Jang, Gu & Poole, 2017), section 2.2,
@@ -144,12 +144,11 @@ class StraightThrough(_AbstractRelaxation):
 
 
 class ReinMax(_AbstractRelaxation):
-    r"""Straight-through with a gradient that is right to second order (Heun's method) in the differences of the loss.
+    r"""Straight-through with a gradient that is second-order accurate (Heun's method) in the differences of the loss.
 
     .. math:: \pi = \tfrac12 (z + \mathrm{softmax}(\log p / \tau)), \quad \partial z := \partial (2 \pi - \tfrac12 p)
 
-    where the gradient of :math:`\pi` is taken as that of a softmax. Right in expectation for quadratic losses at
-    :math:`\tau = 1`, else biased.
+    where :math:`\pi` is differentiated as a softmax. Unbiased for quadratic losses at :math:`\tau = 1`, otherwise biased.
 
     >>> import sparsum as sp
     >>> loss = lambda z, row: (z - torch.tensor([0.5, 0.2, 0.1])).square().sum(-1)
@@ -157,8 +156,8 @@ class ReinMax(_AbstractRelaxation):
     tensor([1])
 
     Args:
-        temperature: a number larger than 0, or `Anneal`; at least 1 is advised.
-        samples: how many samples per element are averaged.
+        temperature: a number larger than 0, or `Anneal`; at least 1 is recommended.
+        samples: the number of samples per element, which are averaged.
 
     References:
         - Bridging discrete and backpropagation: straight-through and beyond (Liu, Dong, Liu, Yu & Gao, 2023),
@@ -175,7 +174,7 @@ class ReinMax(_AbstractRelaxation):
         if self.training:
             self.temperature.advance()
         middle = ((hard + soft) / 2).detach()
-        # The gradient at the middle is that of a softmax which has the middle as its value.
+        # The gradient at the middle is that of a softmax whose value is the middle.
         moved = (middle.log().clamp_min(FORBIDDEN) - logits.detach() + logits).softmax(-1)
         path = 2 * moved - logits.exp() / 2
         return hard + (path - path.detach())

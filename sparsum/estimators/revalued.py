@@ -1,4 +1,4 @@
-"""A value that says something, with a gradient that does."""
+"""Replace a tensor's value, keep its gradient."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Revalued(torch.autograd.Function):
-    """A tensor with another value; a sum with a difference of 0 would be NaN where the tensor overflows."""
+    """A tensor with another value; adding ``value - surrogate`` instead would give NaN where the surrogate overflows."""
 
     generate_vmap_rule = True
 
@@ -20,7 +20,7 @@ class Revalued(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        """Keep the dtype of the surrogate."""
+        """Save the dtype of the surrogate."""
         ctx.dtype = inputs[0].dtype
 
     @staticmethod

@@ -2,7 +2,7 @@ r"""Score-function estimators (REINFORCE) and their baselines.
 
 .. math:: \nabla \mathbb{E}[\ell(z)] = \mathbb{E}[\nabla \ell(z) + (\ell(z) - b) \nabla \log p(z)]
 
-for every b that does not depend on the sample z: it changes the variance alone.
+for every baseline b that does not depend on the sample z: b only changes the variance.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class ScoreFunction(AbstractEstimator):
     tensor([1])
 
     Args:
-        samples: how many samples per element are averaged.
-        decay: None for the mean of all earlier losses, or the part that an exponential average keeps at each step.
-        baseline: whether to have a baseline at all.
+        samples: the number of samples per element, which are averaged.
+        decay: None for the mean of all earlier losses, or the decay of an exponential moving average.
+        baseline: whether to subtract a baseline.
 
     References:
         - Simple statistical gradient-following algorithms for connectionist reinforcement learning (Williams, 1992),
@@ -64,7 +64,7 @@ class SelfCritic(AbstractEstimator):
 
     .. math:: \ell(z) + (\ell(z) - \ell(z')) \log p(z), \quad z, z' \sim p
 
-    The second sample is evaluated without gradient, so that the gradient of the loss's own parameters is that of one sample.
+    The second sample is evaluated without gradient, so the parameters of the loss receive the gradient of one sample.
 
     >>> import sparsum as sp
     >>> estimate = SelfCritic()(torch.zeros(1, 3, requires_grad=True), sp.OneOf(3), lambda z, row: z.float())
@@ -72,7 +72,7 @@ class SelfCritic(AbstractEstimator):
     tensor([2])
 
     Args:
-        greedy: take the most probable assignment instead of a second sample.
+        greedy: whether to use the most probable assignment instead of a second sample.
 
     References:
         - Self-critical sequence training for image captioning (Rennie, Marcheret, Mroueh, Ross & Goel, 2017), with the most
@@ -88,7 +88,7 @@ class SelfCritic(AbstractEstimator):
         return 2
 
     def estimate(self, problem: Problem) -> Estimate:
-        """The loss of one sample, relative to that of another."""
+        """The loss of one sample, relative to the loss of another."""
         p = problem.gibbs()
         atoms, losses = sample_losses(problem, p, 1)
         with torch.no_grad():
@@ -99,12 +99,12 @@ class SelfCritic(AbstractEstimator):
 
 
 class NVIL(AbstractEstimator):
-    r"""The score function with a network as baseline that predicts the loss from the ``context``.
+    r"""The score function with a learned baseline: a network that predicts the loss from the ``context``.
 
     .. math:: \ell(z) + (\ell(z) - b(x)) \log p(z) + (\ell(z) - b(x))^2
 
-    In the last term the loss is constant: it trains the network, by the same optimiser as the rest, and nothing else. Hand
-    the estimator's ``parameters()`` to the optimiser.
+    In the last term the loss is treated as a constant, so this term trains only the network. Pass the estimator's
+    ``parameters()`` to the optimiser.
 
     >>> import sparsum as sp
     >>> estimator, x = NVIL(context_size=7), torch.randn(4, 7)
@@ -114,12 +114,13 @@ class NVIL(AbstractEstimator):
     torch.Size([512, 7])
 
     Args:
-        context_size: the number of features of the context, which is flattened; makes a network with ReLU of the sizes
+        context_size: the number of features of the context, which is flattened; creates a ReLU network with layer sizes
             context_size, *hidden, 1.
         hidden: the sizes of its hidden layers.
-        network: a network to use instead, called with the context, (n_rows, *features); returns (n_rows,) or (n_rows, 1).
-        normalise: whether to centre what the network leaves over, and to divide it by its standard deviation where that is
-            more than 1, both by exponential averages with a decay of 0.8. This rescales the gradient of the scores.
+        network: a custom network, called with the context, (n_rows, *features); returns (n_rows,) or (n_rows, 1).
+        normalise: whether to centre the residual of the network, and to divide it by its standard deviation if that is
+            larger than 1, both estimated by exponential averages with a decay of 0.8. This rescales the gradient of the
+            scores.
 
     References:
         - Neural variational inference and learning in belief networks (Mnih & Gregor, 2014), algorithm 1,
@@ -136,7 +137,7 @@ class NVIL(AbstractEstimator):
     ) -> None:
         super().__init__()
         if (context_size is None) == (network is None):
-            raise ValueError("give either context_size, the number of features of the context, or a network")
+            raise ValueError("pass exactly one of context_size (the number of features of the context) and network")
         if network is None:
             assert context_size is not None
             check_int("context_size", context_size, least=1)
@@ -147,7 +148,7 @@ class NVIL(AbstractEstimator):
 
     @property
     def is_unbiased(self) -> bool:  # type: ignore[override]
-        """Whether the gradient keeps its scale."""
+        """Whether the gradient keeps its scale, i.e. ``normalise`` is False."""
         return self.square is None
 
     def n_calls(self, structure: AbstractStructure) -> int:
@@ -169,15 +170,15 @@ class NVIL(AbstractEstimator):
         return Estimate((surrogate + signal.square()).mean(1), losses.mean(1), problem.calls(1), p)
 
     def _context(self, problem: Problem) -> Tensor:
-        """What the network reads: flattened for the one made here, as it is for one that was given."""
+        """The input of the network: flattened for the default network, unchanged for a custom one."""
         if self.context_size is not None:
             return in_dtype_of(self.network, problem.features(self.context_size))
         if problem.context is None:
-            raise ValueError("NVIL needs a context for its network to read: pass context=x")
+            raise ValueError("NVIL needs a context as input of its network: pass context=x")
         return in_dtype_of(self.network, problem.context)
 
     def _scale(self) -> Tensor | float:
-        """The standard deviation of the signal, 1 if it is less."""
+        """The standard deviation of the signal, at least 1."""
         return 1.0 if self.square is None else self.square.mean.sqrt().clamp_min(1.0)
 
 
@@ -224,5 +225,5 @@ def sample_losses(problem: Problem, p: Gibbs, n: int) -> tuple[Tensor, Tensor]:
 
 
 def current(baseline: RunningMean | None) -> Tensor | float:
-    """The value of a baseline, 0 without one; a copy, since it is updated in place."""
+    """The value of a baseline, or 0 without one; a copy, since the baseline is updated in place."""
     return 0.0 if baseline is None else baseline.mean.clone()

@@ -1,4 +1,4 @@
-"""The most probable assignments exactly, the rest by a sample."""
+"""Sum the most probable assignments exactly, estimate the rest by a sample."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from sparsum.structures import AbstractStructure
 
 
 class SumAndSample(AbstractEstimator):
-    r"""The k most probable assignments summed exactly, and one sample of all others, weighted by their probability.
+    r"""The exact sum of the k most probable assignments, plus one sample of the others, weighted by their probability.
 
-    With C the k best, :math:`p_C` their probability, and z a sample from outside of C,
+    With C the k most probable assignments, :math:`p_C` their probability, and z a sample from outside of C,
 
     .. math:: \sum_{c \in C} p(c) (\ell(c) - b) + (1 - p_C) \, (\ell(z) - b) \log p(z)
 
-    has the right gradient in expectation, where the weight of the sample is constant. The baseline b, the mean of earlier
-    losses, must be the same in all terms: only over all assignments do its gradients cancel.
+    has an unbiased gradient if the weight of the sample is treated as a constant. The baseline b, the mean of earlier
+    losses, must be the same in all terms, since its gradients only cancel in the sum over all assignments.
 
     >>> import sparsum as sp
     >>> scores = torch.tensor([[5.0, 0.0, 0.0]], requires_grad=True)
@@ -32,7 +32,7 @@ class SumAndSample(AbstractEstimator):
     tensor([2])
 
     Args:
-        k: how many assignments are summed exactly, at least 1. If there are no more than k, the sum is exact.
+        k: the number of assignments to sum exactly, at least 1. If the structure has at most k, the result is exact.
         baseline: whether to subtract the mean of earlier losses.
 
     References:
@@ -49,7 +49,7 @@ class SumAndSample(AbstractEstimator):
         self.baseline = RunningMean() if baseline else None
 
     def n_calls(self, structure: AbstractStructure) -> int:
-        """The k best and a sample, or all if there are no more than k."""
+        """The k best and one sample, or all assignments if there are at most k."""
         return min(self.k + 1, count_up_to(structure, self.k + 1))
 
     def estimate(self, problem: Problem) -> Estimate:
@@ -58,7 +58,7 @@ class SumAndSample(AbstractEstimator):
         atoms, weights, log_probs = self._terms(problem, p)
         losses = problem.sample_losses(atoms)
         signal = losses.detach() - current(self.baseline)
-        # p(c) and p(z) have the gradients p(c) d log p(c) and p(z) d log p(z): one formula serves both kinds of terms.
+        # p(c) and p(z) have the gradients p(c) d log p(c) and p(z) d log p(z), so one formula covers both kinds of terms.
         surrogate = weights * (losses + signal * log_probs)
         value = (weights * losses.detach()).sum(1)
         if self.training and self.baseline is not None:
@@ -69,7 +69,7 @@ class SumAndSample(AbstractEstimator):
         """Atoms, (n_rows, n, *event_shape), with their weights and log-probabilities, (n_rows, n); weights may be 0."""
         with torch.no_grad():
             atoms, is_valid = problem.bound.kbest(self.k)
-            # In the precision of the chain: in half precision nothing would be left of the rest.
+            # In the float64 of the chain: in half precision the remaining probability would be rounded away.
             excluded, chain = problem.structure.atoms_to_choices(atoms), chain_of(problem)
             log_probs = chain.log_prob(excluded.flatten(0, 1), problem.row(excluded.shape[1])).reshape(is_valid.shape)
             log_probs = log_probs.double().masked_fill(~is_valid, -torch.inf)
@@ -78,7 +78,7 @@ class SumAndSample(AbstractEstimator):
                 drawn = sample_outside(chain, excluded, log_probs, problem.generator)
                 other = problem.structure.choices_to_atoms(drawn, problem.dtype).unsqueeze(1)
                 rest = (1 - weights.sum(1, keepdim=True)).clamp_min(0.0)
-                # Where rounding alone left something, the sample may be a forbidden one.
+                # Where the rest is only a rounding error, the sample may be forbidden.
                 rest = torch.where(problem.log_probs(p, other) > -torch.inf, rest, 0.0)
                 atoms, weights = torch.cat([atoms, other], 1), torch.cat([weights, rest], 1)
             atoms = instead_of_weightless(atoms, weights)

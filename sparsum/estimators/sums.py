@@ -28,7 +28,7 @@ from sparsum.structures import AbstractStructure
 class Dense(AbstractEstimator):
     r"""The exact sum over all assignments, :math:`\sum_z p(z) \ell(z)` with :math:`p(z) \propto \exp(a_z^\top t)`.
 
-    What all others are measured by, where it can be afforded: one call of the loss per assignment that is not forbidden.
+    The reference for all other estimators where it is affordable: one call of the loss per allowed assignment.
 
     >>> import sparsum as sp
     >>> estimate = Dense()(torch.zeros(1, 3), sp.Bits(3), lambda z, row: z.sum(-1))
@@ -36,8 +36,8 @@ class Dense(AbstractEstimator):
     (tensor([1.5000]), tensor([8]))
 
     Args:
-        max_count: the largest number of assignments.
-        chunk_size: at most this many atoms at a time, as in `sparsum.SparseDistribution.expect`.
+        max_count: the largest number of assignments to enumerate.
+        chunk_size: the largest number of atoms per call of the loss, as in `sparsum.SparseDistribution.expect`.
     """
 
     needs = Needs.LIST
@@ -48,7 +48,7 @@ class Dense(AbstractEstimator):
         self.max_count, self.chunk_size = max_count, check_chunk_size(chunk_size)
 
     def n_calls(self, structure: AbstractStructure) -> int:
-        """All assignments, if none is forbidden."""
+        """The number of assignments; forbidden ones are not evaluated."""
         return count_of(structure, self.max_count, "Dense")
 
     def estimate(self, problem: Problem) -> Estimate:
@@ -67,7 +67,7 @@ class Dense(AbstractEstimator):
         found = _sum(problem, q, self.chunk_size)
         if not problem.structure.has_partition:
             return found
-        # What was checked above needs no second wait for the device.
+        # The rows were checked above: avoid a second host-device synchronization.
         gibbs = Gibbs.from_bound(bound, validate_args=False)
         return Estimate(found.surrogate, found.value, found.calls, gibbs)
 
@@ -77,8 +77,8 @@ class Sparse(AbstractEstimator):
 
     .. math:: \sum_z q(z) \ell(z), \quad q = \alpha\text{-entmax}\bigl( (a_z^\top t)_z \bigr)
 
-    For categories. Over other structures it lists all assignments, and serves if they are few; else see `TopK`, the same
-    cut to the k best, and `SparseMAP`.
+    Intended for `OneOf`. For other structures it enumerates all assignments, which must be few; otherwise use `TopK`, which
+    keeps the k best of the same distribution, or `SparseMAP`.
 
     >>> import sparsum as sp
     >>> estimate = Sparse()(torch.tensor([[1.0, 0.8, -0.5]]), sp.OneOf(3), lambda z, row: z.float())
@@ -86,9 +86,9 @@ class Sparse(AbstractEstimator):
     (tensor([0.4000]), tensor([2]))
 
     Args:
-        alpha: 2 is sparsemax, 1.5 has a somewhat larger support; larger than 1.
-        max_count: the largest number of assignments, for structures other than `OneOf`.
-        chunk_size: at most this many atoms at a time, as in `sparsum.SparseDistribution.expect`.
+        alpha: larger than 1; 2 is sparsemax, 1.5 has a somewhat larger support.
+        max_count: the largest number of assignments to enumerate, for structures other than `OneOf`.
+        chunk_size: the largest number of atoms per call of the loss, as in `sparsum.SparseDistribution.expect`.
 
     References:
         - Efficient marginalization of discrete and structured latent variables via sparsity (Correia, Niculae, Aziz &
@@ -104,13 +104,13 @@ class Sparse(AbstractEstimator):
         self.alpha, self.max_count, self.chunk_size = float(alpha), max_count, check_chunk_size(chunk_size)
 
     def n_calls(self, structure: AbstractStructure) -> None:
-        """As many as have mass."""
+        """None: the size of the support depends on the scores."""
 
     def estimate(self, problem: Problem) -> Estimate:
-        """The weighted sum of the losses of what has mass."""
+        """The weighted sum of the losses over the support."""
         bound, structure = problem.bound, problem.structure
         if structure.has_free_choices and bound.flat.shape[-1] == structure.group_size:
-            # One choice: the mapping itself knows what to do with +inf; elsewhere sums of it would say nothing.
+            # A single choice: entmax handles +inf. For other structures, sums of infinite scores would be meaningless.
             packed, probs = self._support(bound.flat, None, bound.raise_bad)
             choices = (packed.flat % bound.flat.shape[-1]).unsqueeze(-1)
             atoms = structure.choices_to_atoms(choices, bound.dtype)
@@ -123,7 +123,7 @@ class Sparse(AbstractEstimator):
         return _sum(problem, q, self.chunk_size)
 
     def _support(self, scores: Tensor, is_bad: Tensor | None, on_bad: OnBad) -> tuple[Packed, Tensor]:
-        """Positions and probabilities of what has mass in each row."""
+        """Positions and probabilities of the support of each row."""
         if is_bad is None and self.alpha in EXPONENTS and kernels.serve(scores):
             return packed_entmax(scores, self.alpha, on_bad=on_bad)
         probs = {2.0: sparsemax, 1.5: entmax15}.get(self.alpha, functools.partial(entmax, alpha=self.alpha))(scores)
@@ -132,7 +132,7 @@ class Sparse(AbstractEstimator):
 
 
 class TopK(AbstractEstimator):
-    """The exact sum under `sparsum.topk_sparsemax`: the sparsemax of all assignments, cut to the k best.
+    """The exact sum under `sparsum.topk_sparsemax`: sparsemax over the k best assignments.
 
     >>> import sparsum as sp
     >>> estimate = TopK(4)(torch.zeros(1, 128), sp.Bits(128), lambda z, row: z.sum(-1))
@@ -141,7 +141,7 @@ class TopK(AbstractEstimator):
 
     Args:
         k: the largest number of atoms per row, at least 1.
-        chunk_size: at most this many atoms at a time, as in `sparsum.SparseDistribution.expect`.
+        chunk_size: the largest number of atoms per call of the loss, as in `sparsum.SparseDistribution.expect`.
     """
 
     needs = Needs.NOTHING
@@ -152,15 +152,15 @@ class TopK(AbstractEstimator):
         self.k, self.chunk_size = k, check_chunk_size(chunk_size)
 
     def n_calls(self, structure: AbstractStructure) -> None:
-        """As many as have mass, at most k."""
+        """None: the size of the support depends on the scores; at most k."""
 
     def estimate(self, problem: Problem) -> Estimate:
-        """The weighted sum of the losses of what has mass."""
+        """The weighted sum of the losses over the support."""
         return _sum(problem, topk_sparsemax_of(problem.bound, self.k), self.chunk_size)
 
 
 class SparseMAP(AbstractEstimator):
-    """The exact sum under `sparsum.inference`: few assignments whose mean vector is the closest to the scores.
+    """The exact sum under `sparsum.sparsemap`: few assignments whose mean vector is the closest to the scores.
 
     >>> import sparsum as sp
     >>> estimate = SparseMAP()(torch.tensor([[0.5, -3.0]]), sp.Bits(2), lambda z, row: z.sum(-1))
@@ -168,8 +168,8 @@ class SparseMAP(AbstractEstimator):
     (tensor([0.7500]), tensor([2]))
 
     Args:
-        solver: one of `sparsum.solvers`; by default a closed form where there is one, else the active set.
-        chunk_size: at most this many atoms at a time, as in `sparsum.SparseDistribution.expect`.
+        solver: one of `sparsum.solvers`; by default a closed form if there is one, otherwise the active set method.
+        chunk_size: the largest number of atoms per call of the loss, as in `sparsum.SparseDistribution.expect`.
     """
 
     needs = Needs.NOTHING
@@ -180,18 +180,18 @@ class SparseMAP(AbstractEstimator):
         self.solver, self.chunk_size = solver, check_chunk_size(chunk_size)
 
     def n_calls(self, structure: AbstractStructure) -> None:
-        """As many as have mass, at most one more than the structure has parts."""
+        """None: the size of the support depends on the scores; at most the number of parts plus 1."""
 
     def estimate(self, problem: Problem) -> Estimate:
-        """The weighted sum of the losses of what has mass."""
+        """The weighted sum of the losses over the support."""
         return _sum(problem, sparsemap_of(problem.bound, self.solver), self.chunk_size)
 
 
 def _sum(problem: Problem, q: SparseDistribution, chunk_size: int | None) -> Estimate:
-    """The sum of all terms."""
+    """The expected loss under q as an estimate."""
     generators = () if problem.generator is None else (problem.generator,)
 
-    def losses(z: Tensor, row: Tensor) -> Tensor:  # gets copies already
+    def losses(z: Tensor, row: Tensor) -> Tensor:  # expect passes copies
         return call_for_numbers("loss", problem.loss, z, row, problem.n_rows, copy=False)
 
     value = q.expect(losses, chunk_size=chunk_size, generators=generators)

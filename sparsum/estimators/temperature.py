@@ -1,4 +1,4 @@
-"""Temperatures that fall as training goes on."""
+"""Temperature schedules for relaxations."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from torch import Tensor
 
 from sparsum.arguments import check_int, check_number
 
-# Below this, quotients overflow in float32.
+# Below this, division by the temperature overflows in float32.
 _LOWEST = 1e-6
-# From here on a temperature is the lowest after one step.
+# Any faster rate reaches the minimum after one step, too.
 _FASTEST = 1e3
 
 
 class Anneal(torch.nn.Module):
     r"""The temperature :math:`\max(\tau_{\min}, \exp(-r t))`, where t is the step, held for ``every`` steps at a time.
 
-    A step is a call of the estimator that has it, while it is ``training``. The step is part of the ``state_dict()``.
+    Each call of the estimator while ``training`` is one step. The step is part of the ``state_dict()``.
 
     >>> temperature = Anneal(rate=1e-4, every=1000)
     >>> for _ in range(2500):
@@ -26,7 +26,7 @@ class Anneal(torch.nn.Module):
 
     Args:
         rate: r, not negative.
-        every: how many steps one temperature is kept.
+        every: the number of steps between changes of the temperature.
         minimum: the lowest temperature, larger than 0.
 
     References:
@@ -45,13 +45,13 @@ class Anneal(torch.nn.Module):
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
 
     def forward(self) -> Tensor:
-        """The temperature at the present step."""
+        """The temperature at the current step."""
         held = self.step // self.every * self.every
-        rate = min(self.rate, _FASTEST)  # a larger one would be infinite in float32, and infinite times no step no number
+        rate = min(self.rate, _FASTEST)  # a larger rate may be infinite in float32, and inf * 0 is NaN
         return (-rate * held).exp().clamp_min(self.minimum)
 
     def advance(self) -> None:
-        """Go one step further."""
+        """Advance by one step."""
         self.step += 1
 
     def extra_repr(self) -> str:
@@ -60,7 +60,7 @@ class Anneal(torch.nn.Module):
 
 
 class Constant(torch.nn.Module):
-    """A temperature that stays."""
+    """A constant temperature."""
 
     def __init__(self, temperature: float) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Constant(torch.nn.Module):
         return self.temperature
 
     def advance(self) -> None:
-        """Go one step further, which changes nothing."""
+        """Do nothing: the temperature is constant."""
 
     def extra_repr(self) -> str:
         """Shown by print."""
@@ -80,5 +80,5 @@ class Constant(torch.nn.Module):
 
 
 def temperature_of(temperature: float | Anneal) -> Anneal | Constant:
-    """A number or a schedule as a module."""
+    """Wrap a number as a module; return a schedule unchanged."""
     return temperature if isinstance(temperature, Anneal) else Constant(temperature)

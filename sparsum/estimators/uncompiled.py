@@ -1,4 +1,4 @@
-"""A method that `torch.compile` leaves as it is, without importing the compiler before there is something to compile."""
+"""Exclude a method from `torch.compile` without importing the compiler."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 
 
 def leave_uncompiled(owner: type, name: str) -> None:
-    """Let a method run as it is where a compiled function calls it, as if `torch.compiler.disable` decorated it.
+    """Run a method uncompiled where a compiled function calls it, like `torch.compiler.disable`.
 
-    That decorator imports the compiler, which takes as long as importing torch itself. Nothing can be compiled before
-    somebody imports it, so the method is decorated at its first call after that.
+    That decorator imports the compiler, which takes as long as importing torch. Compilation requires this import, so the
+    method is decorated only at its first call after the compiler was imported.
     """
     method = getattr(owner, name)
 
@@ -27,6 +27,6 @@ def leave_uncompiled(owner: type, name: str) -> None:
         decorate()
         return getattr(owner, name)(*args, **kwargs)
 
-    # What the compiler looks for, so that it stops before this call, and its error with `fullgraph=True` names the method.
-    vars(run).update(_torchdynamo_disable=True, _torchdynamo_disable_msg=f"{owner.__name__} runs as it is")
+    # The compiler checks these attributes: it breaks the graph here, and its error with `fullgraph=True` names the method.
+    vars(run).update(_torchdynamo_disable=True, _torchdynamo_disable_msg=f"{owner.__name__} is not compiled")
     setattr(owner, name, run)

@@ -1,4 +1,4 @@
-"""Samples without replacement, of which every one tells something new."""
+"""Gradient estimation by sampling without replacement."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from sparsum.tensors import tensor_cache
 
 _MOST_SAMPLES = 12
 
-# The logarithm of a probability that is as good as 0, and whose multiples are still numbers.
+# The logarithm of a negligible probability, finite so that its sums and differences are well defined.
 _NEXT_TO_NOTHING = -600.0
 
 
 class UnorderedSet(AbstractEstimator):
-    r"""Several different samples, weighted as if their order had been averaged out, with a baseline from each other.
+    r"""Samples without replacement, averaged over their order, each with a baseline from the others.
 
     For a set S of samples without replacement from a domain D, let :math:`R(S, s) = p^{D \setminus s}(S \setminus s) /
-    p^D(S)` be the ratio of the probabilities to draw the set without and with s. The gradient of the scores is
+    p^D(S)` be the ratio of the probabilities of drawing the set without and with s. The gradient of the scores is
 
     .. math:: \sum_{s \in S} p(s) R(S, s) \, (\ell(s) - b_s) \nabla \log p(s), \quad
         b_s = p(s) \ell(s) + \sum_{r \ne s} p(r) R^{D \setminus s}(S, r) \, \ell(r)
 
-    The probability of a set is summed over all orders by dynamic programming over its subsets.
+    Dynamic programming over the subsets sums the probability of a set over all orders.
 
     >>> import sparsum as sp
     >>> scores = torch.zeros(1, 128, requires_grad=True)
@@ -38,7 +38,7 @@ class UnorderedSet(AbstractEstimator):
     tensor([4])
 
     Args:
-        samples: how many, from 2 to 12. If there are no more assignments than that, the sum is exact.
+        samples: the number of samples, from 2 to 12. If the structure has at most this many assignments, the sum is exact.
 
     References:
         - Estimating gradients for discrete random variables by sampling without replacement (Kool, van Hoof & Welling,
@@ -51,10 +51,10 @@ class UnorderedSet(AbstractEstimator):
         super().__init__()
         self.samples = check_samples(samples, least=2)
         if samples > _MOST_SAMPLES:
-            raise ValueError(f"samples must be at most {_MOST_SAMPLES}, since all subsets are summed over, got {samples}")
+            raise ValueError(f"samples must be at most {_MOST_SAMPLES}, since the cost is 2 ** samples, got {samples}")
 
     def n_calls(self, structure: AbstractStructure) -> int:
-        """One per sample, or all assignments if they are fewer."""
+        """One per sample, or all assignments if there are fewer."""
         return count_up_to(structure, self.samples)
 
     def estimate(self, problem: Problem) -> Estimate:
@@ -76,16 +76,16 @@ class UnorderedSet(AbstractEstimator):
 def set_weights(
     log_probs: Tensor,  # shape: (n_rows, n), float64
 ) -> tuple[Tensor, Tensor]:
-    r"""The weights p(s) R(S, s) of different samples, (n_rows, n), and of others in the baseline of each, (n_rows, n, n).
+    r"""The weights p(s) R(S, s) of the samples, (n_rows, n), and of the others in the baseline of each, (n_rows, n, n).
 
-    Let B(U) be the probability that, U being drawn already, the rest of S comes next, in any order:
+    Let B(U) be the probability that, once U is drawn, the rest of S is drawn next, in any order:
 
     .. math:: B(S) = 1, \quad B(U) = \sum_{s \in S \setminus U} \frac{p(s)}{1 - p(U)} B(U \cup s)
 
     Then :math:`R(S, s) = B(\{s\}) / B(\emptyset)` and :math:`R^{D \setminus s}(S, r) = B(\{s, r\}) / B(\{s\})`.
     """
     n = log_probs.shape[1]
-    # Forbidden samples fill rows that allow too few others: they come last, and weigh nothing.
+    # Forbidden samples fill rows with too few allowed ones: they come last, and have weight 0.
     is_forbidden = log_probs < FORBIDDEN / 2
     filled = torch.where(is_forbidden, _NEXT_TO_NOTHING, log_probs)
     log_rest = _log_rest(filled)
@@ -105,7 +105,7 @@ def _log_rest(
     outside = (1 - probs.sum(1, keepdim=True)).clamp_min(0.0)
     result = log_probs.new_zeros(n_rows, 2**n)
     for subsets, left, larger in _levels(n, log_probs.device):
-        # Sums of what is left, not differences from 1, keep the digits of small probabilities.
+        # Sum the remaining probabilities instead of subtracting from 1, which would cancel small ones.
         not_drawn = (outside + probs[:, left].sum(-1)).clamp_min(torch.finfo(probs.dtype).tiny)
         result[:, subsets] = (log_probs[:, left] + result[:, larger]).logsumexp(-1) - not_drawn.log()
     return result
@@ -113,7 +113,7 @@ def _log_rest(
 
 @tensor_cache
 def _levels(n: int, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """The subsets of n samples, those with n - 1 first: their numbers, what each leaves out, and their numbers with it."""
+    """For each subset size from n - 1 to 0: subset codes, the samples each leaves out, and the codes with these added."""
     levels = []
     for size in range(n - 1, -1, -1):
         chosen = list(itertools.combinations(range(n), size))

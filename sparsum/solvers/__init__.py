@@ -1,4 +1,4 @@
-"""Ways to find the sparse distribution of SparseMAP."""
+"""Solvers for SparseMAP: the active set method and closed forms."""
 
 from sparsum.solvers.abstract import AbstractSolver as AbstractSolver
 from sparsum.solvers.abstract import NotConverged as NotConverged

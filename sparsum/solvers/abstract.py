@@ -1,4 +1,4 @@
-"""What a solver is, and what it returns."""
+"""The base class of solvers, and their result type."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from sparsum.structures import BoundScores
 
 @dataclass(frozen=True)
 class Solution:
-    """A sparse distribution per row that solves SparseMAP, and how it was found."""
+    """A sparse distribution per row that solves SparseMAP, with its convergence status."""
 
     atoms: Tensor  # shape: (n_atoms, *event_shape)
     probs: Tensor  # shape: (n_atoms,), differentiable in the scores
     segments: Segments
     is_solved: Tensor  # shape: (n_rows,), bool
     steps: Tensor  # shape: (n_rows,), int64; 0 for a closed form
-    gap: Tensor  # shape: (n_rows,), the duality gap, an upper bound of how far the objective is from its optimum
-    max_steps: int | None = None  # how many steps a row may take; None for a closed form
+    gap: Tensor  # shape: (n_rows,), the duality gap, an upper bound on the suboptimality of the objective
+    max_steps: int | None = None  # the largest number of steps of a row; None for a closed form
 
     @classmethod
     def closed_form(cls, atoms: Tensor, probs: Tensor, segments: Segments) -> Solution:
-        """A solution that took no steps."""
+        """A solution in closed form, without steps."""
         steps = torch.zeros(segments.n_rows, dtype=torch.int64, device=probs.device)
         return cls(atoms, probs, segments, torch.ones_like(steps, dtype=torch.bool), steps, steps.double())
 
     @property
     def outcome(self) -> tuple[str, ...]:
-        """How each row ended, in words; it waits for the device."""
+        """How each row ended, in words; synchronizes with the device."""
         if self.max_steps is None:
             return ("optimal: a closed form",) * len(self.steps)
         rows = zip(self.is_solved.tolist(), self.steps.tolist(), self.gap.tolist(), strict=True)
@@ -45,20 +45,20 @@ def _in_words(is_solved: bool, steps: int, gap: float, max_steps: int) -> str:
 
 
 class AbstractSolver(ABC):
-    """A way to find the sparse distribution of SparseMAP."""
+    """Base class for solvers of SparseMAP."""
 
     @abstractmethod
     def solve(self, bound: BoundScores) -> Solution:
-        """Solve all rows of scores, bound to their structure; raises a TypeError for one that the solver does not take."""
+        """Solve all rows of scores, bound to their structure; raises a TypeError if the solver does not support it."""
 
 
 class NotConverged(RuntimeError):
-    """A solver ran out of steps on some rows.
+    """Raised if a solver does not converge on some rows.
 
     Args:
-        rows: which ones.
-        steps: how many steps each took.
-        gap: the duality gap of each.
+        rows: the indices of these rows.
+        steps: the number of steps of each row.
+        gap: the duality gap of each row.
     """
 
     def __init__(self, rows: list[int], steps: list[int], gap: list[float]) -> None:
@@ -66,8 +66,8 @@ class NotConverged(RuntimeError):
         shown = ", ".join(f"row {r} (gap {g:.3g} after {s} steps)" for r, s, g in zip(rows[:5], steps, gap, strict=False))
         more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
         super().__init__(
-            f"{len(rows)} row(s) did not converge: {shown}{more}; allow more steps by ActiveSet(max_steps=...), or keep the "
-            "last iterate by ActiveSet(strict=False)"
+            f"{len(rows)} row(s) did not converge: {shown}{more}; allow more steps with ActiveSet(max_steps=...), or keep "
+            "the last iterate with ActiveSet(strict=False)"
         )
 
     def __reduce__(self) -> tuple[type[NotConverged], tuple[list[int], list[int], list[float]]]:

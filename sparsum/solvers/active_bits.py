@@ -1,4 +1,4 @@
-"""The active set method over bits on a GPU: one launch takes all steps, the usual loop what that leaves."""
+"""The active set method over bits on a GPU: one kernel launch runs all steps, the usual loop handles remaining rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparsum.solvers.loop import run_again
 from sparsum.solvers.quadratic import NEGLIGIBLE, Padded, Quadratic
 from sparsum.structures import BoundScores
 
-# The largest number of bits that one program of the kernel holds well.
+# The largest number of bits that one program of the kernel handles efficiently.
 _MOST_BITS = 1024
 
 
@@ -20,7 +20,7 @@ def takes(
     problem: Quadratic,
     *_: object,
 ) -> bool:
-    """`Bits`, `Budget`, `Subset` or other bits of limited number, up to `_MOST_BITS`."""
+    """`Bits`, `Budget`, `Subset` and custom structures with `bit_counts`, up to `_MOST_BITS` bits."""
     return problem.structure.bit_counts() is not None and len(flat) > 0 and flat.shape[-1] <= _MOST_BITS
 
 
@@ -31,10 +31,10 @@ def run_bits(
     tolerance: float,
     max_steps: int,
 ) -> tuple[Quadratic, Padded]:
-    """The atoms of all rows, by the kernel; waits for the device once.
+    """The atoms of all rows, by the kernel; one host-device synchronization.
 
     Raises:
-        ValueError: if a row holds a NaN or +inf, or allows nothing.
+        ValueError: if a row contains NaN or +inf, or is fully masked.
     """
     from sparsum.kernels.active_set import active_set_of_bits  # needs Triton
 

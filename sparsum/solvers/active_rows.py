@@ -1,4 +1,4 @@
-"""The steps of the active set method, for many rows at once."""
+"""The steps of the active set method, batched over rows."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from torch import Tensor
 from sparsum.solvers import kkt
 from sparsum.solvers.quadratic import GRID, NEGLIGIBLE, Finished, Quadratic, violation
 
-#: Steps from one correction of the targets to the next.
+#: The number of steps between corrections of the targets.
 CORRECT_EVERY = 4
-#: A correction of the target above this says that the inverse is spoilt.
+#: A correction of the target above this means that the inverse is inaccurate.
 _LOST = 1e-6
-#: An atom whose squared distance to the hull of the others is below this share of its size spoils the inverse by leaving.
+#: Dropping an atom whose squared distance to the hull of the others is below this fraction of its squared norm makes the
+#: inverse inaccurate.
 NEARLY_DEPENDENT = 1e-6
-#: An atom whose squared distance to the hull is below this share of that to the mean, or below the second, lies in the hull.
+#: An atom lies in the hull if its squared distance to it is below the first times that to the mean, or below the second.
 _DEPENDENT, _NO_DISTANCE = 1e-13, 1e-22
-#: A target above minus this is not negative, but 0: rounding does not choose which atoms to drop.
+#: A target above minus this counts as 0, not as negative, so that rounding does not decide which atoms to drop.
 ZERO = 1e-14
-#: What a row consists of: these tensors lose the rows that are done.
+#: The tensors with one entry per row, from which finished rows are removed.
 _PER_ROW = (
     "ids",
     "steps",
@@ -38,15 +39,15 @@ _PER_ROW = (
 
 
 def first_hit(
-    length: Tensor,  # shape: (n_rows, n_slots), after which each coordinate is 0
+    length: Tensor,  # shape: (n_rows, n_slots), the step length at which each coordinate is 0
 ) -> tuple[Tensor, Tensor]:
-    """The least of each row, and the first slot that has it up to rounding."""
+    """The minimum of each row, and the first slot that attains it up to rounding."""
     least = length.amin(-1)
     return least, (length <= (least * (1 + 1e-10) + ZERO).unsqueeze(-1)).to(torch.uint8).argmax(-1)
 
 
 class Direction(NamedTuple):
-    """A direction along which the targets move when the atoms in `ActiveRows.slot` are added."""
+    """The direction in which the targets move when the atoms in `ActiveRows.slot` are added."""
 
     direction: Tensor  # shape: (n_rows, n_slots), v
     moved: Tensor  # shape: (n_rows, n_parts), A v
@@ -56,24 +57,25 @@ class Direction(NamedTuple):
 
 
 class ActiveRows:
-    r"""The active sets of some rows, one slot per atom, and their steps.
+    r"""The active sets of some rows, one slot per atom, and the steps that update them.
 
     Each row has atoms with vectors A, probabilities :math:`\xi`, the *target* :math:`\hat\xi`, which solves the problem on
-    its atoms without :math:`\xi \ge 0`, the mean :math:`A \hat\xi`, and the reduced inverse K (see `kkt`). An atom a is
-    added, and the one in slot j is dropped, both by one direction v with sum 0, along which the target moves:
+    its atoms without :math:`\xi \ge 0`, the mean :math:`A \hat\xi`, and the reduced inverse K (see `kkt`). Adding an atom a
+    and dropping the one in slot j both move the target along a direction v with sum 0:
 
-    - add: :math:`v = (\hat\xi + K A^\top W (a - A \hat\xi), -1)`, the projection of a on the hull of the others less a; K
-      gains :math:`v v^\top / s`, with the squared distance to the hull :math:`s = \lVert A v \rVert_W^2`;
-    - drop: :math:`v = K e_j`; K loses :math:`v v^\top / v_j`.
+    - add: :math:`v = (\hat\xi + K A^\top W (a - A \hat\xi), -1)`, the projection of a onto the hull of the others minus a;
+      K increases by :math:`v v^\top / s`, with the squared distance to the hull :math:`s = \lVert A v \rVert_W^2`;
+    - drop: :math:`v = K e_j`; K decreases by :math:`v v^\top / v_j`.
 
-    Vectors are stored relative to the row's first atom, its *origin*, which changes nothing above: parts that all atoms of
-    a row share are then exactly 0, however large their scores. Between steps all rows are at their targets.
+    Vectors are stored relative to the row's first atom, its *origin*. This does not change the formulas above, but parts
+    that all atoms of a row share are then exactly 0, however large their scores. Between steps all rows are at their
+    targets.
     """
 
     def __init__(
         self,
         problem: Quadratic,
-        ids: Tensor,  # shape: (n_rows,), names of the rows
+        ids: Tensor,  # shape: (n_rows,), indices of the rows in the batch
         atoms: Tensor,  # shape: (n_rows, n_slots, *event_shape)
         probs: Tensor,  # shape: (n_rows, n_slots), feasible; 0 in empty slots
         steps: Tensor,  # shape: (n_rows,), taken before
@@ -118,12 +120,12 @@ class ActiveRows:
         self,
         residual: Tensor,  # shape: (n_rows, n_parts)
     ) -> Tensor:
-        """Ask the oracle for the most violated constraint of each row, and put its atom into a free slot.
+        """Call the oracle for the most violated constraint of each row, and put its atom into a free slot.
 
-        Rows without such a constraint, or without steps left, are done.
+        Rows without a violated constraint, or without steps left, are done.
 
         Returns:
-            The difference of the atom's vector to the mean, (n_rows, n_parts), and 0 for rows that were done before.
+            The atom's vector minus the mean, (n_rows, n_parts), and 0 for rows that were done before.
         """
         self._grow()
         asked, problem, mean = self.every, self.problem, self.mean
@@ -143,13 +145,13 @@ class ActiveRows:
         return torch.zeros_like(self.mean).index_copy_(0, asked, vectors - mean)
 
     def best(self, problem: Quadratic, residual: Tensor) -> Tensor:
-        """The oracle's answer for some rows."""
+        """The result of the oracle for some rows."""
         return problem.best(torch.round(residual / GRID) * GRID if self.is_snapped else residual)
 
     def _add(
         self,
         residual: Tensor,  # shape: (n_rows, n_parts)
-        difference: Tensor,  # shape: (n_rows, n_parts), of the atom's vector to the mean
+        difference: Tensor,  # shape: (n_rows, n_parts), the atom's vector minus the mean
     ) -> None:
         """Add the atoms in `slot`."""
         is_adding, along = ~self.is_done, self.direction(residual, difference)
@@ -162,9 +164,9 @@ class ActiveRows:
     def direction(
         self,
         residual: Tensor,  # shape: (n_rows, n_parts)
-        difference: Tensor,  # shape: (n_rows, n_parts), of the atom's vector to the mean
+        difference: Tensor,  # shape: (n_rows, n_parts), the atom's vector minus the mean
     ) -> Direction:
-        """Where the atoms in `slot` lead."""
+        """The direction of the targets when the atoms in `slot` are added."""
         weight, weighted = self.problem.weight, difference * self.problem.weight
         gradient = kkt.apply(self.vectors, weighted)
         gradient -= (weighted * (self.mean - self.origin)).sum(-1, keepdim=True)
@@ -179,7 +181,7 @@ class ActiveRows:
         along: Direction,
         is_adding: Tensor | None,  # shape: (n_rows,), or None for all
     ) -> None:
-        """Move the targets of some rows to the best point along a direction, which adds the atoms in `slot`."""
+        """Move the targets of some rows to the optimum along a direction, which adds the atoms in `slot`."""
         direction, moved, distance, ascent, _ = along
         slot = self.slot.unsqueeze(-1)
         if is_adding is None:
@@ -194,7 +196,7 @@ class ActiveRows:
         self.inverse.addcmul_(direction.unsqueeze(-1), (direction / distance.unsqueeze(-1)).unsqueeze(-2))
 
     def settle(self) -> None:
-        """Go to the target; where a coordinate hits 0 on the way, drop it and go on to the target of the others."""
+        """Move to the target; if a coordinate hits 0 on the way, drop its atom and continue to the target of the others."""
         if not bool((self.target < -ZERO).any()):
             self.probs = self.target.clamp_min(0)
             return
@@ -210,7 +212,7 @@ class ActiveRows:
         self,
         index: Tensor,  # shape: (n,), rows
     ) -> tuple[Tensor, Tensor]:
-        """Go towards the target until a coordinate hits 0; the rows where one does, and its slot."""
+        """Move towards the target until a coordinate hits 0; return the rows where one does, and its slot."""
         probs, target = self.probs[index], self.target[index]
         length, slot = first_hit(torch.where(target < -ZERO, probs / (probs - target), torch.inf))
         is_cut = length < 1
@@ -222,7 +224,7 @@ class ActiveRows:
         index: Tensor,  # shape: (n,), rows
         slot: Tensor,  # shape: (n,), the slot of the atom to drop from each
     ) -> None:
-        """Drop one atom from each of some rows; the mean is left as it was."""
+        """Drop one atom from each of some rows; the mean is not updated."""
         inverse, every = self.inverse[index], self.every[: len(index)]
         direction = inverse[every, slot]
         pivot = direction[every, slot]  # 1 / the squared distance of the atom to the hull of the others
@@ -234,7 +236,7 @@ class ActiveRows:
         for values in (self.is_active, self.probs, self.target):
             values[index, slot] = 0
         self.steps[index] += 1
-        # The inverse of a nearly dependent set is large: what is left of it after the drop is mostly rounding errors.
+        # The inverse of a nearly dependent set is large: after the drop, rounding errors dominate the rest.
         is_lost = pivot * torch.mv(self.vectors[index, slot].square(), self.problem.weight) > 1 / NEARLY_DEPENDENT
         if bool(is_lost.any()):
             self.restart(index[is_lost])
@@ -243,10 +245,10 @@ class ActiveRows:
         self,
         is_meant: Tensor,  # shape: (n_rows,)
     ) -> Tensor:
-        """Move the targets of some rows by K A'r, which is 0 but for rounding, so that errors do not add up.
+        """Move the targets of some rows by K A'r, which is 0 up to rounding, so that errors do not accumulate.
 
         Returns:
-            Which rows have lost their inverse: (n_rows,).
+            Which rows have an inaccurate inverse: (n_rows,).
         """
         residual, shift = self.problem.residual(self.mean), self.mean - self.origin
         gradient = kkt.apply(self.vectors, residual) - (residual * shift).sum(-1, keepdim=True)
@@ -261,13 +263,13 @@ class ActiveRows:
         is_dependent: Tensor,  # shape: (n_rows,)
         along: Direction,
     ) -> Tensor:
-        """Let atoms in the affine hull of the others, where w > 0, replace one of them.
+        """Let atoms in the affine hull of the others (where w > 0) replace one of them.
 
-        Along the direction the quadratic term does not change and the linear one ascends: the row moves until a
-        coordinate hits 0. A row that would not move at all is done, as far as its accuracy goes.
+        Along the direction the quadratic term is constant and the linear one increases: the row moves until a coordinate
+        hits 0. A row that would not move is done: it is solved up to its accuracy.
 
         Returns:
-            Which rows have been dealt with. Those whose best point comes before a coordinate hits 0 are left alone.
+            Which rows were handled. Rows whose optimum is reached before a coordinate hits 0 are not.
         """
         direction, probs, length = along.direction, self.target.clamp_min(0), along.ascent / along.distance
         hit, leaving = first_hit(torch.where(direction > ZERO, probs / direction, torch.inf))
@@ -284,12 +286,12 @@ class ActiveRows:
         return is_still | is_swapped
 
     def restart(self, index: Tensor) -> None:
-        """Compute the inverse, the target and the mean of some rows afresh."""
+        """Recompute the inverse, the target and the mean of some rows from their active atoms."""
         is_active, vectors, problem = self.is_active[index], self.vectors[index], self.problem
         tangent = kkt.Tangent.factor(kkt.lifted_gram(vectors, problem.weight, is_active), is_active)
         self.inverse[index] = tangent.inverse()
         target, origin = self.probs[index], self.origin[index]
-        for _ in range(2):  # the second time to refine
+        for _ in range(2):  # the second iteration refines the first
             residual = problem.linear[index] - problem.weight * (origin + kkt.apply_transposed(vectors, target))
             target = target + tangent.solve(kkt.apply(vectors, residual))
             target = target / target.sum(-1, keepdim=True)
@@ -297,14 +299,14 @@ class ActiveRows:
         self.mean[index] = origin + kkt.apply_transposed(vectors, target)
 
     def _grow(self) -> None:
-        """More slots, if a row may have no free one."""
-        self.n_used += 1  # each step adds one atom at most
+        """Add slots if a row may not have a free one."""
+        self.n_used += 1  # each step adds at most one atom
         if self.n_used > self.probs.shape[1]:
             self.n_used = int(self.is_active.sum(-1).max()) + 1
             self.reserve(self.n_used)
 
     def reserve(self, n: int) -> None:
-        """Have at least so many slots."""
+        """Ensure at least ``n`` slots."""
         n_rows, n_slots = self.probs.shape
         if n <= n_slots:
             return
@@ -317,22 +319,22 @@ class ActiveRows:
         self.atoms = torch.cat([self.atoms, self.atoms.new_zeros(n_rows, n_more, *self.atoms.shape[2:])], 1)
 
     def take_done(self) -> Finished:
-        """Remove the rows that are done, and hand out their atoms."""
+        """Remove the rows that are done, and return their atoms."""
         kept = (self.is_done.unsqueeze(-1) & self.is_kept).reshape(-1).nonzero().squeeze(-1)
         return self.take(self.is_done.nonzero().squeeze(-1), (~self.is_done).nonzero().squeeze(-1), kept)
 
     @property
     def is_kept(self) -> Tensor:
-        """Which slots hold atoms that count in the end: (n_rows, n_slots)."""
+        """Which slots hold atoms with non-negligible probability: (n_rows, n_slots)."""
         return self.is_active & (self.probs > NEGLIGIBLE)
 
     def take(
         self,
         done: Tensor,  # shape: (n_done,), rows
         rest: Tensor,  # shape: (n_rest,), the other rows
-        kept: Tensor,  # shape: (n_atoms,), the atoms that count of the former, among the slots of all rows
+        kept: Tensor,  # shape: (n_atoms,), the atoms to keep of the done rows, as flat indices of slots
     ) -> Finished:
-        """Remove some rows, and hand out their atoms."""
+        """Remove some rows, and return their atoms."""
         row = kept // self.probs.shape[1]
         atoms, probs = self.atoms.flatten(0, 1)[kept], self.probs.reshape(-1)[kept]
         packed = Finished(atoms, probs, self.ids[row], self.ids[done], self.steps[done])

@@ -1,4 +1,4 @@
-"""The active set method: SparseMAP over any structure that can find its best assignment."""
+"""The active set method: SparseMAP for any structure with an `argmax`."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ from sparsum.solvers.polish import Found
 from sparsum.solvers.quadratic import Padded, Quadratic, unpack
 from sparsum.structures import BoundScores
 
-#: How often rows whose certificate fails after polishing go back into the loop.
+#: The largest number of polishing rounds; rows whose certificate fails return to the loop.
 _ROUNDS = 4
 
 
 @dataclass(frozen=True)
 class ActiveSet(AbstractSolver):
-    r"""The active set method of the paper, for any structure with an `argmax`, batched.
+    r"""The batched active set method of the paper, for any structure with an `argmax`.
 
     .. math:: \max_{\xi \in \triangle} b^\top \mu - \tfrac12 \sum_i w_i \mu_i^2, \qquad \mu = A \xi,
 
-    with b and w from `structure.quadratic`. Each step solves the problem on a few atoms without :math:`\xi \ge 0`, and
-    goes towards that solution. Where a probability hits 0 on the way, its atom is dropped; otherwise the oracle, `argmax`
-    of the residual :math:`r = b - W \mu`, names the atom to add. A row is solved when this atom a gains nothing: the
-    Frank-Wolfe gap :math:`\langle a - \mu, r \rangle` bounds how far the objective is from its optimum.
+    with b and w from `structure.quadratic`. Each step solves the problem on the current atoms without :math:`\xi \ge 0`,
+    and moves towards that solution. If a probability hits 0 on the way, its atom is dropped; otherwise the oracle, `argmax`
+    of the residual :math:`r = b - W \mu`, determines the atom to add. A row is solved when this atom a does not improve the
+    objective: the Frank-Wolfe gap :math:`\langle a - \mu, r \rangle` bounds the suboptimality.
 
-    The mean is unique (where w > 0), the distribution is not: which of the optimal ones comes out depends on the start, and
-    may change with the smallest change of the scores. So an expected loss has jumps, and its gradient is right between them.
-    Equal rows of scores give equal atoms, in any batch. The atoms are affinely independent (where w > 0), at most
-    n_parts + 1 per row, in the order of their slots. Everything is computed in float64. On a GPU `Bits`, `Budget` and
-    `Subset` take all steps of a row in one kernel; over other structures the loop looks at the device every few steps.
+    The mean is unique (where w > 0), the distribution is not: which optimal distribution is returned depends on the start,
+    and may change with arbitrarily small changes of the scores. So an expected loss is discontinuous, and its gradient is
+    correct between the jumps. Equal rows of scores give equal atoms, in any batch. The atoms are affinely independent
+    (where w > 0), at most n_parts + 1 per row, in the order of their slots. All computations use float64. On a GPU, one
+    kernel runs all steps of `Bits`, `Budget` and `Subset`; for other structures the loop synchronizes with the device every
+    few steps.
 
-    The gradient is that of the probabilities on the atoms found. It is the gradient of the optimum where these span the
-    optimal face. Over many bits the gap closes before they do (44 atoms for 87 fractional bits of 128): the gradient of the
-    mean is then the true one projected on the span of the atoms. `Nested` and `Systematic` always span the face.
+    The gradient is that of the probabilities on the returned atoms. It is the gradient of the optimum if these span the
+    optimal face. With many bits the gap closes before they do (44 atoms for 87 fractional bits of 128): the gradient of the
+    mean is then the true gradient projected onto the span of the atoms. `Nested` and `Systematic` always span the face.
 
     >>> import sparsum as sp
     >>> solution = ActiveSet().solve(sp.OneOf(3).bind(torch.tensor([[0.5, 0.4, -1.0]])))
@@ -50,15 +51,15 @@ class ActiveSet(AbstractSolver):
     (tensor([1]), tensor([True]))
 
     Args:
-        max_steps: how many atoms a row may add and drop before it adds another; by default 10 times the number of parts,
-            plus 100.
-        tolerance: the gap below which a row is solved; never less than what rounding leaves of the gap, about 1e-11 times
-            the distance of the mean to a vertex.
-        start: the atoms to start from, instead of the best one: (n_rows, n_start, *event_shape), or the packed pair
-            (atoms, row), as a distribution holds it, with at least one atom per row. They must be assignments of the
-            structure, which cannot be checked in general: a foreign one would stay. Repeated, forbidden and affinely
-            dependent ones are left out, and a row that is left with none starts from its best atom.
-        strict: whether to raise if a row is not solved, or else to keep its last feasible iterate.
+        max_steps: the number of atoms added and dropped after which a row stops adding atoms; by default 10 times the
+            number of parts, plus 100.
+        tolerance: the gap below which a row is solved; at least the rounding error of the gap, about 1e-11 times the
+            distance of the mean to a vertex.
+        start: the initial atoms, by default the best one: (n_rows, n_start, *event_shape), or a packed pair (atoms, row),
+            as in a `SparseDistribution`, with at least one atom per row. They must be assignments of the structure. This
+            cannot be checked in general, and invalid atoms can remain in the result. Repeated, forbidden and affinely
+            dependent atoms are ignored, and a row without any other starts from its best atom.
+        strict: whether to raise `NotConverged` if a row is not solved; if False, keep its last feasible iterate.
 
     References:
         - Efficient marginalization of discrete and structured latent variables via sparsity (Correia, Niculae, Aziz &
@@ -81,11 +82,11 @@ class ActiveSet(AbstractSolver):
         """Solve all rows.
 
         Raises:
-            NotConverged: if strict and a row runs out of steps; it names rows, steps and gaps.
-            ValueError: if a row holds a NaN or +inf, or allows nothing; or if the start has a wrong shape.
+            NotConverged: if ``strict`` and a row does not converge; holds the rows, steps and gaps.
+            ValueError: if a row contains NaN or +inf, or is fully masked; or if ``start`` has the wrong shape.
         """
         structure, flat = bound.structure, bound.flat.double()
-        if structure.is_fixed_size and flat.numel():  # all assignments gain the same from a shift, and rounding loses less
+        if structure.is_fixed_size and flat.numel():  # a shift changes all scores equally, and reduces rounding errors
             peak = flat.detach().amax(-1, keepdim=True)
             flat = flat - torch.where(peak.isfinite(), peak, 0.0)
         linear, weight = structure.quadratic(flat)
@@ -116,13 +117,13 @@ class ActiveSet(AbstractSolver):
             found = Found.polish(problem, done, self.tolerance, max_steps, strict=self.strict)
             if not found.n_left or n_round == _ROUNDS - 1:
                 break
-            # Rounded residuals were too coarse for these rows, or their inverse too inaccurate.
+            # The rounded residuals were too coarse for these rows, or their inverse too inaccurate.
             again = found.is_left.nonzero().squeeze(-1)
             done = run_again(problem, found.padded, again, tolerance=self.tolerance, max_steps=max_steps, is_snapped=False)
         return found
 
     def _start(self, problem: Quadratic, best: Tensor) -> tuple[Tensor, Tensor]:
-        """Atoms, (n_rows, n_slots, *event_shape), and feasible probabilities to start from, 0 for those left out."""
+        """Initial atoms, (n_rows, n_slots, *event_shape), and feasible probabilities, 0 for ignored atoms."""
         assert self.start is not None
         atoms = _unpacked(self.start, len(best)) if isinstance(self.start, tuple) else self.start
         if atoms.shape[:1] != best.shape[:1] or atoms.shape[2:] != best.shape[1:] or not atoms.shape[1]:
@@ -147,7 +148,7 @@ def run_from_best(
     tolerance: float,
     max_steps: int,
 ) -> tuple[Quadratic, Padded]:
-    """The atoms of all rows, starting from their best ones, and the problem, with what it forbids, or None for nothing."""
+    """The problem, with ``is_forbidden=None`` if no part is forbidden, and the atoms of all rows from the best ones on."""
     problem, best = _best_atoms(problem, rows)
     every, ones = torch.arange(len(best), device=best.device), problem.linear.new_ones(len(best), 1)
     start = (every, best.unsqueeze(1), ones, torch.zeros_like(every))
@@ -155,13 +156,13 @@ def run_from_best(
 
 
 def _reported(found: Found) -> tuple[Tensor, Tensor, Tensor]:
-    """The number, steps and gap of each row."""
+    """The index, steps and gap of each row."""
     steps = found.padded.steps
     return torch.arange(len(steps), device=steps.device), steps, found.gap
 
 
 def _best_atoms(problem: Quadratic, rows: BoundScores) -> tuple[Quadratic, Tensor]:
-    """The problem, which now knows whether anything is forbidden, and the best atom of each row; raises if there is none."""
+    """The problem, with ``is_forbidden=None`` if no part is forbidden, and the best atom of each row; raises if none."""
     assert problem.is_forbidden is not None
     is_bad = rows.is_unusable
     is_any_bad, is_any_forbidden = torch.stack([is_bad.any(), problem.is_forbidden.any()]).tolist()
@@ -178,7 +179,7 @@ def _best_atoms(problem: Quadratic, rows: BoundScores) -> tuple[Quadratic, Tenso
 
 
 def _unpacked(start: tuple[Tensor, Tensor], n_rows: int) -> Tensor:
-    """Finished atoms as (n_rows, n_start, *event_shape), the first of each row repeated to fill it."""
+    """Packed atoms as (n_rows, n_start, *event_shape), padded with the first atom of each row."""
     atoms, row = start
     if row.shape != atoms.shape[:1] or not torch.equal(row.unique(), torch.arange(n_rows, device=row.device)):
         raise ValueError(f"a packed start must be a pair (atoms, row) with at least one atom for each of the {n_rows} rows")

@@ -1,4 +1,4 @@
-"""Which solver a structure gets when the user names none."""
+"""The default solver of a structure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from sparsum.structures import AbstractStructure
 
 
 def default_solver(structure: AbstractStructure) -> AbstractSolver:
-    """A closed form where there is one: `Systematic` for bits, `Sparsemax` for one choice, `Nested` for several.
+    """A closed form if there is one: `Systematic` for bits, `Sparsemax` for one choice, `Nested` for several.
 
-    `Bits` have two. The atoms of a nested split all grow together; in training some bits can be lost by it that a
-    systematic split keeps in use: docs/reproduction.md, "The default solver".
+    Otherwise `ActiveSet`. `Bits` have two closed forms. The atoms of a nested split grow together, and in training some
+    bits can become unused that a systematic split keeps in use: see docs/reproduction.md, "The default solver".
     """
     if structure.bit_counts() is not None:
         return Systematic()

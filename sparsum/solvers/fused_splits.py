@@ -1,7 +1,7 @@
 """The splits of `sparsum.solvers.splits` for bits on a GPU: two kernels forward and one backward.
 
-The scores tell who is kept and in which order. Given that, the probabilities are linear in the scores, so that all
-derivatives are this linear map and its adjoint.
+The scores determine which atoms are kept and in which order. Given these, the probabilities are linear in the scores, so
+all derivatives are this linear map and its adjoint.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sparsum.structures import BitCounts, BoundScores
 
 
 class Order(NamedTuple):
-    """What the probabilities depend on piecewise linearly: see `sparsum.kernels.bits`."""
+    """The order in which the probabilities are linear in the scores: see `sparsum.kernels.bits`."""
 
     words: Tensor
     slots: Tensor
@@ -26,14 +26,14 @@ class Order(NamedTuple):
     ends: Tensor
 
     def positions(self, n_atoms: int) -> Tensor:
-        """Where the atom of each gap is packed, and ``n_atoms`` where there is none: (n_rows, n + 1)."""
+        """The packed position of the atom of each gap, or ``n_atoms`` if it is not kept: (n_rows, n + 1)."""
         is_kept = self.slots >= 0
         starts = (self.ends - is_kept.sum(-1)).unsqueeze(-1)
         return torch.where(is_kept, starts + self.slots, n_atoms)
 
 
 class Kind(NamedTuple):
-    """Which marginals and which split."""
+    """The kind of marginals and of split."""
 
     is_symmetric: bool
     is_systematic: bool
@@ -70,11 +70,11 @@ class Split(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, total: int, is_exact: bool, kind: Kind, on_bad: OnBad) -> tuple[Tensor, ...]:
-        """Split, and pack what is kept."""
+        """Split, and pack the kept atoms."""
         from sparsum.kernels import bits
 
         words, gaps, slots, totals, counts, is_solved = bits.split(scores, total, *kind, is_exact)
-        ends, n_bad, _ = counts.cumsum(1).unbind()  # one launch, where a sum for each would take two
+        ends, n_bad, _ = counts.cumsum(1).unbind()  # one launch instead of two separate sums
         n_atoms, n_bad_rows = read_sizes(ends[-1], n_bad[-1], most=slots.numel())
         if n_bad_rows:
             on_bad(counts[1] > 0)
@@ -106,7 +106,7 @@ def _push(
     n_atoms: int,
 ) -> Tensor:
     """The change of the packed probabilities with the scores, in plain torch: (n_atoms,)."""
-    place = order.words[:, 1].long()  # in the order of the keys, from 1; -1 if in between by rounding alone, else 0
+    place = order.words[:, 1].long()  # rank of the key, from 1; -1 if interior only by rounding, else 0
     target = tangent.double() / (2 if kind.is_symmetric else 1)
     if kind.is_limited:
         n_interior = order.totals[:, 1:]  # 0 if the budget is loose
@@ -115,7 +115,7 @@ def _push(
     inner = torch.where(place > 0, target, 0.0)
     keys = torch.where(place > 0, inner.cumsum(-1), 0.0) if kind.is_systematic else -inner
     upper = torch.zeros_like(order.slots, dtype=torch.float64)
-    # What is not fractional is 0, and goes where the end is.
+    # Marginals that are not fractional have key 0, and are written to the last position.
     upper = upper.scatter(-1, torch.where(place > 0, place - 1, place.shape[-1]), keys)
     gaps = (upper - torch.nn.functional.pad(upper[:, :-1], (1, 0))) / order.totals[:, :1]
     result = torch.zeros(n_atoms + 1, dtype=torch.float64, device=gaps.device)

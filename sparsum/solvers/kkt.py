@@ -6,7 +6,7 @@ For the columns A of one row (the vectors of its atoms) and weights w, the probl
 
 Its solution moves with :math:`c = A^\top b` by the *reduced inverse* :math:`K = S - S 1 1^\top S / (1^\top S 1)`, where
 :math:`S = (A^\top W A + 1 1^\top)^{-1}`: :math:`\xi = p + K A^\top (b - W A p)` for every p that sums to 1. K is the block
-of the atoms in the inverse of the bordered KKT matrix, and K 1 = 0: a constant added to all vectors changes nothing.
+of the atoms in the inverse of the bordered KKT matrix, and K 1 = 0: adding a constant to all vectors does not change it.
 Unlike the Gram matrix, which is singular when the zero vector is an atom, :math:`A^\top W A + 1 1^\top` is regular exactly
 when the atoms are affinely independent where w > 0.
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-#: A pivot below this share of its diagonal entry counts as 0: the atom depends on those before it.
+#: A pivot below this fraction of its diagonal entry counts as 0: the atom depends on those before it.
 _DEPENDENT = 1e-10
 
 
@@ -28,7 +28,7 @@ def apply(
     matrix: Tensor,  # shape: (n_rows, n_slots, n_columns)
     x: Tensor,  # shape: (n_rows, n_columns)
 ) -> Tensor:
-    """A product per row: (n_rows, n_slots). As a row times the transpose, several times faster on the CPU."""
+    """Matrix-vector product per row: (n_rows, n_slots). A row times the transpose is several times faster on the CPU."""
     return torch.bmm(x.unsqueeze(1), matrix.mT).squeeze(1)
 
 
@@ -36,7 +36,7 @@ def apply_transposed(
     matrix: Tensor,  # shape: (n_rows, n_slots, n_columns)
     x: Tensor,  # shape: (n_rows, n_slots)
 ) -> Tensor:
-    """A product with the transpose per row: (n_rows, n_columns)."""
+    """Matrix-vector product with the transpose per row: (n_rows, n_columns)."""
     return torch.bmm(x.unsqueeze(1), matrix).squeeze(1)
 
 
@@ -62,7 +62,7 @@ class Tangent:
 
     @classmethod
     def attempt(cls, gram: Tensor, is_active: Tensor) -> tuple[Tangent, Tensor]:
-        """Factor lifted Gram matrices, and tell which are singular up to rounding; what stands there means nothing."""
+        """Factor lifted Gram matrices, and return which are singular up to rounding; their factors are meaningless."""
         lower, info = torch.linalg.cholesky_ex(gram)
         ones = is_active.to(gram.dtype)
         return cls(lower, _solve(lower, ones) * ones, ones), info > 0
@@ -71,8 +71,8 @@ class Tangent:
     def factor(cls, gram: Tensor, is_active: Tensor) -> Tangent:
         """Factor lifted Gram matrices.
 
-        One that is singular up to rounding gets a small ridge: it slows down iterative refinement, whose fixed point it
-        does not change.
+        Adds a small ridge to matrices that are singular up to rounding: this slows down iterative refinement, but does not
+        change its fixed point.
         """
         tangent, is_singular = cls.attempt(gram, is_active)
         if bool(is_singular.any()):
@@ -85,7 +85,7 @@ class Tangent:
         self,
         gradient: Tensor,  # shape: (n_rows, n_slots)
     ) -> Tensor:
-        """K times a gradient A'(b - W mu): how the probabilities move, with sum 0; differentiable in the gradient."""
+        """K times a gradient A'(b - W mu): the change of the probabilities, with sum 0; differentiable in the gradient."""
         moved = _solve(self.lower, gradient * self.ones)
         return moved - self.level * (moved.sum(-1, keepdim=True) / self.level.sum(-1, keepdim=True))
 
@@ -95,7 +95,7 @@ class Tangent:
         eye = torch.eye(self.lower.shape[-1], dtype=ones.dtype, device=ones.device)
         half = torch.linalg.solve_triangular(
             self.lower, eye, upper=False
-        )  # torch.cholesky_inverse takes row by row on a GPU
+        )  # torch.cholesky_inverse processes one row at a time on a GPU
         inverse = torch.bmm(half.mT, half) * ones * ones.mT
         level = self.level.unsqueeze(-1)
         return inverse - level * (level / level.sum(-2, keepdim=True)).mT
@@ -109,7 +109,7 @@ def _solve(
     column = x.unsqueeze(-1)
     if not x.is_cuda:
         return torch.cholesky_solve(column, lower).squeeze(-1)
-    # As fast, and can be recorded in a CUDA graph, whatever library serves it.
+    # As fast, and supports CUDA-graph capture with every linear algebra backend.
     half = torch.linalg.solve_triangular(lower, column, upper=False)
     solved: Tensor = torch.linalg.solve_triangular(lower.mT, half, upper=True)
     return solved.squeeze(-1)
@@ -119,7 +119,7 @@ def independent(
     gram: Tensor,  # shape: (n_rows, n_slots, n_slots), lifted
     is_active: Tensor,  # shape: (n_rows, n_slots)
 ) -> Tensor:
-    """Which atoms do not depend affinely on active ones before them: (n_rows, n_slots), by elimination."""
+    """Which atoms are affinely independent of the active ones before them, by elimination: (n_rows, n_slots)."""
     rest, kept = gram.clone(), torch.zeros_like(is_active)
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
     for slot in range(gram.shape[-1]):

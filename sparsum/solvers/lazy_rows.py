@@ -1,4 +1,4 @@
-"""The steps of the active set method on a GPU, which is asked only now and then how far it is."""
+"""The steps of the active set method on a GPU, with a host-device synchronization only every few steps."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from sparsum.solvers import kkt
 from sparsum.solvers.active_rows import CORRECT_EVERY, NEARLY_DEPENDENT, ZERO, ActiveRows, first_hit
 from sparsum.solvers.quadratic import Finished, violation
 
-#: Steps from one look at the device to the next, at least; a look costs little, but so do a few steps in vain.
+#: The smallest number of steps between synchronizations; these are cheap, but so are a few unnecessary steps.
 _PACE = 8
 
 
 class LazyRows:
-    """The steps of `ActiveRows` for all rows alike, without looking at any.
+    """The steps of `ActiveRows`, with the same operations for all rows and without host-device synchronizations.
 
-    A step adds an atom to the rows that stand at their targets, and drops one from those whose target is not feasible; a
-    row that has more to drop goes on with that in the next step, and adds nothing. Rows that are done stay as they are. So
-    do, until the next look at the device, rows in need of what hardly ever happens: a fresh inverse, or an exchange of
-    atoms.
+    A step adds an atom to the rows that are at their targets, and drops one from those whose target is not feasible. A row
+    with more atoms to drop continues dropping in the next step, without adding any. Rows that are done do not change. Rows
+    that need a rare operation, a recomputed inverse or an exchange of atoms, wait for the next synchronization.
 
     Args:
         rows: the rows, at their targets.
@@ -31,7 +30,7 @@ class LazyRows:
         self._forget()
 
     def _forget(self) -> None:
-        """No row is on its way to the target, or waits for a look."""
+        """Mark all rows as neither dropping atoms nor waiting for a synchronization."""
         self.is_dropping = torch.zeros_like(self.rows.is_done)
         self.is_lost, self.is_dependent = self.is_dropping.clone(), self.is_dropping.clone()
 
@@ -40,14 +39,14 @@ class LazyRows:
         pieces: list[Finished] = []
         while len(self.rows.ids):
             pace = max(_PACE, self.rows.n_steps // 4)
-            self.rows.reserve(self.n_active + pace + 1)  # one more for an atom that is not added
+            self.rows.reserve(self.n_active + pace + 1)  # one more for a candidate that is not added
             for _ in range(pace):
                 self._step()
             self._look(pieces)
         return pieces
 
     def _look(self, pieces: list[Finished]) -> None:
-        """Ask the device how far it is, take out rows once half of them are done, and do what could not be done without."""
+        """Synchronize: remove finished rows if they are at least half of all, and handle the waiting rows."""
         rows = self.rows
         kept = rows.is_done.unsqueeze(-1) & rows.is_kept
         n_stuck = (self.is_lost | self.is_dependent).sum()
@@ -67,7 +66,7 @@ class LazyRows:
             self._forget()
 
     def _step(self) -> None:
-        """Add an atom here, drop one there."""
+        """Add an atom to rows at their targets, drop one from rows with infeasible targets."""
         rows = self.rows
         rows.n_steps += 1
         if rows.n_steps % CORRECT_EVERY == 0:
@@ -83,7 +82,7 @@ class LazyRows:
         self,
         is_asked: Tensor,  # shape: (n_rows,)
     ) -> None:
-        """Add the atom of the most violated constraint to some rows; those without such a constraint are done."""
+        """Add the atom of the most violated constraint to some rows; those without a violated constraint are done."""
         rows, every = self.rows, self.rows.every
         residual = rows.problem.residual(rows.mean)
         atoms = rows.best(rows.problem, residual)
@@ -105,7 +104,7 @@ class LazyRows:
         self,
         is_open: Tensor,  # shape: (n_rows,)
     ) -> None:
-        """Go towards the targets of some rows until a coordinate hits 0, and drop its atom."""
+        """Move towards the targets of some rows until a coordinate hits 0, and drop its atom."""
         rows, every = self.rows, self.rows.every
         probs, target = rows.probs, rows.target
         is_falling = target < -ZERO

@@ -1,4 +1,4 @@
-"""The loop of the active set method, from given atoms to those of the optimum."""
+"""The loop of the active set method, from initial atoms to those of the optimum."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run(
     max_steps: int,
     is_snapped: bool,
 ) -> Finished:
-    """Step until all rows are done; rows that are done leave the batch now and then."""
+    """Step until all rows are done; finished rows are removed from the batch from time to time."""
     rows = ActiveRows(problem, ids, atoms, probs, steps, tolerance=tolerance, max_steps=max_steps, is_snapped=is_snapped)
     if len(ids) and is_lazy(atoms):
         return Finished.concatenate(LazyRows(rows).run())
@@ -41,12 +41,12 @@ def run_again(
     max_steps: int,
     is_snapped: bool,
 ) -> Padded:
-    """Step on from where some rows stand; the others stay as they are."""
+    """Continue the loop for some rows; the others do not change."""
     start = (rows, done.atoms[rows], done.probs[rows], done.steps[rows])
     redone = run(problem.select(rows), *start, tolerance=tolerance, max_steps=max_steps, is_snapped=is_snapped)
     return done.replaced(redone)
 
 
 def is_lazy(atoms: Tensor) -> bool:
-    """Whether to look at the rows now and then only: a look at a GPU costs as much as a step."""
+    """Whether to inspect the rows only every few steps: on a GPU, a synchronization costs as much as a step."""
     return atoms.is_cuda

@@ -1,4 +1,4 @@
-"""The accurate end of the active set method: one more solve on the atoms found, differentiable, and its certificate."""
+"""The last stage of the active set method: an accurate, differentiable solve on the final atoms, and its certificate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Face:
 
     @classmethod
     def of(cls, problem: Quadratic, vectors: Tensor, is_active: Tensor, *, is_careful: bool) -> _Face:
-        """Factor it; if careful, wait to see whether that worked."""
+        """Factor the problem; if careful, check for singular matrices, which synchronizes with the device."""
         every = torch.arange(len(vectors), device=vectors.device)
         origin = vectors[every, is_active.to(torch.uint8).argmax(-1)]
         vectors = (vectors - origin.unsqueeze(1)) * is_active.unsqueeze(-1)
@@ -37,7 +37,7 @@ class _Face:
         return self.origin + kkt.apply_transposed(self.vectors, probs)
 
     def solve(self, problem: Quadratic, probs: Tensor) -> Tensor:
-        """The best probabilities, of any sign, or the given ones where numbers fail: (n_rows, n_slots)."""
+        """The optimal probabilities, of any sign, or the given ones where they are not finite: (n_rows, n_slots)."""
         probs = probs / probs.sum(-1, keepdim=True)
         solved = probs + self.tangent.solve(kkt.apply(self.vectors, problem.residual(self.mean(probs))))
         solved = solved / solved.sum(-1, keepdim=True)
@@ -50,18 +50,18 @@ class Found:
 
     padded: Padded
     face: _Face
-    n_atoms: int  # in all rows, or more, the rest being padding
+    n_atoms: int  # of all rows; may be larger, the rest is padding
     gap: Tensor  # shape: (n_rows,)
     is_solved: Tensor  # shape: (n_rows,)
     is_left: Tensor  # shape: (n_rows,), not solved, with steps left
     n_left: int
-    n_unsolved: int  # 0 if that does not matter
+    n_unsolved: int  # if not strict, only rows with steps left
 
     @classmethod
     def polish(cls, problem: Quadratic, done: Padded, tolerance: float, max_steps: int, *, strict: bool) -> Found:
-        """Solve the problem on the atoms found once more, accurately, and ask for the gap of the result.
+        """Solve the problem on the final atoms once more, accurately, and compute the gap of the result.
 
-        Rows that are not solved count if strict; else only those that can go on.
+        ``n_unsolved`` counts all unsolved rows if strict, otherwise only those with steps left.
         """
         n_rows, n_slots = done.probs.shape
         row = torch.arange(n_rows, device=done.steps.device).repeat_interleave(n_slots, output_size=n_rows * n_slots)
@@ -75,7 +75,7 @@ class Found:
             gap, is_solved = _certificate(problem, face.mean(probs), tolerance)
             is_left = ~is_solved & (done.steps < max_steps)
             is_counted = ~is_solved if strict else is_left
-            # All that is wanted has been sent to the device before this waits for it.
+            # Everything is queued on the device before this synchronizes with it.
             counts = [is_active.sum() - kept.sum(), face.is_singular.sum(), is_left.sum(), is_counted.sum()]
             n, n_lost, n_singular, n_left, n_unsolved = read_sizes(kept.sum(), *counts, most=kept.numel())
             if n_singular:
@@ -91,14 +91,14 @@ class Found:
         linear: Tensor,  # shape: (n_rows, n_parts)
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor, Segments]:
-        """Atoms, probabilities as a function of b, the atoms being constant, and segments."""
+        """Atoms, probabilities as a differentiable function of b for constant atoms, and segments."""
         kept, probs, atoms = self.padded.probs > 0, self.padded.probs, self.padded.atoms
         packed = Packed.with_size(kept, kept.sum(-1), self.n_atoms)
         if linear.requires_grad:
             scores = kkt.apply(self.face.vectors, linear)
             probs = probs + self.face.tangent.solve(scores - scores.detach())
         probs = packed.take(probs).to(dtype)
-        # float16 would round the smallest to 0, and drop their atoms.
+        # float16 would round the smallest probabilities to 0, and so drop their atoms.
         probs = probs.clamp_min(torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps)
         atoms, segments = packed.take(atoms), packed.segments
         return atoms.to(dtype) if atoms.is_floating_point() else atoms, segments.clear_padding(probs), segments

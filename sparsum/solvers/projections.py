@@ -1,8 +1,8 @@
-r"""The unique marginals of SparseMAP over bits, exactly and differentiably.
+r"""The unique marginals of SparseMAP over bits, exact and differentiable.
 
-They are the projection of u, which is the scores t or, for symmetric structures, (t + 1) / 2, onto the unit cube, cut by a
-budget: :math:`\mu = \operatorname{clamp}(u - \tau, 0, 1)`. The shift :math:`\tau` is 0 without a budget or under a loose
-one, and else the root of
+They are the projection of u onto the unit cube, intersected with the budget:
+:math:`\mu = \operatorname{clamp}(u - \tau, 0, 1)`, where u is the scores t or, for symmetric structures, (t + 1) / 2. The
+shift :math:`\tau` is 0 without a budget or with a loose one, otherwise the root of
 
 .. math:: g(\tau) = \sum_i \operatorname{clamp}(u_i - \tau, 0, 1) - B ,
 
@@ -36,23 +36,23 @@ def bit_marginals(
             is_loose = target.clamp(0.0, 1.0).sum(-1, keepdim=True) <= total
             is_one = torch.where(is_loose, target >= 1, is_one)
             is_interior = torch.where(is_loose, (target > 0) & (target < 1), is_interior)
-        # Scores may be so large that their sum forgets the budget: count from the largest that is in between.
+        # Large scores would absorb the budget in their sum: subtract the largest interior one.
         origin = torch.where(is_interior, target, -torch.inf).amax(-1, keepdim=True)
         origin = torch.where(origin == -torch.inf, 0.0, origin)
-    # Within a segment all is linear: the shift that makes the sum right, given who is 1 and who is in between.
+    # Within a segment everything is linear: solve for the shift, given which entries are 1 and which are interior.
     inside = torch.where(is_interior, target - origin, 0.0)
     n_interior = is_interior.sum(-1, keepdim=True).clamp_min(1)
     shift = (inside.sum(-1, keepdim=True) + is_one.sum(-1, keepdim=True) - total) / n_interior
     if may_be_loose:
         shift = torch.where(is_loose, -origin, shift)
     marginals = torch.where(is_interior, inside - shift, is_one.double())
-    return marginals - (marginals - marginals.clamp(0.0, 1.0)).detach()  # rounding at a corner, without its gradient
+    return marginals - (marginals - marginals.clamp(0.0, 1.0)).detach()  # clamp rounding errors, keep the gradient
 
 
 def _without_wide_gaps(target: Tensor) -> Tensor:
-    """The same order with no gap of more than 2 between neighbours, counted from the largest.
+    """Shrink the gaps between sorted neighbours to at most 2, relative to the largest entry.
 
-    The shift meets only entries that lie within 1 of it, so wider gaps do not matter, except to rounding.
+    The shift only depends on entries within 1 of it, so wider gaps only affect rounding.
     """
     ordered, order = target.sort(dim=-1, descending=True, stable=True)
     gaps = (ordered[:, :-1] - ordered[:, 1:]).nan_to_num(0.0, 2.0).clamp_max(2.0)
@@ -65,11 +65,11 @@ def _segment_of_root(
     target: Tensor,  # shape: (n_rows, n), with a largest entry of 0
     total: int,
 ) -> Tensor:
-    """A point inside the segment between two corners that holds the root of g: (n_rows, 1)."""
+    """A point inside the segment between two corners that contains the root of g: (n_rows, 1)."""
     is_finite = target > -torch.inf
-    n_allowed = is_finite.sum(-1, keepdim=True)  # what the sum tends to when the shift tends to minus infinity
+    n_allowed = is_finite.sum(-1, keepdim=True)  # the limit of the sum as the shift tends to minus infinity
     limit = torch.ones_like(target[:, :1])
-    # Entries that are forbidden have no corners; theirs are moved behind the last one.
+    # Forbidden entries do not have corners: theirs are moved behind the last one.
     corners = torch.cat([torch.where(is_finite, target - 1, limit), torch.where(is_finite, target, limit)], -1)
     change = torch.cat([is_finite.double(), -is_finite.double()], -1)
     corners, order = corners.sort(-1)
@@ -77,7 +77,7 @@ def _segment_of_root(
     widths = corners.diff(dim=-1)
     fallen = (n_interior[:, :-1] * widths).cumsum(-1)
     values = n_allowed - torch.cat([torch.zeros_like(limit), fallen], -1)
-    last_above = (values > total).sum(-1, keepdim=True) - 1  # g falls to the total right after this corner
+    last_above = (values > total).sum(-1, keepdim=True) - 1  # the sum reaches the total after this corner
     before = corners.gather(-1, last_above.clamp_min(0))
     after = corners.gather(-1, (last_above + 1).clamp_max(corners.shape[-1] - 1))
     return torch.where(last_above < 0, corners[:, :1] - 1, (before + after) / 2)

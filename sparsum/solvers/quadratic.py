@@ -1,4 +1,4 @@
-"""What the active set method maximises, and the certificate that it has."""
+"""The objective of the active set method, and the certificate of its optimum."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from sparsum.segments import Segments
 from sparsum.structures import AbstractStructure
 from sparsum.structures.scores import Scores, flatten, unflatten
 
-#: Residuals are rounded to multiples of this before the oracle sees them. Sums of such numbers are exact, so that ties are
-#: ties, and rounding errors do not choose between atoms.
+#: Residuals are rounded to multiples of this before they are passed to the oracle. Sums of these multiples are exact, so
+#: that ties remain ties, and rounding errors do not decide between atoms.
 GRID = 2.0**-36
-#: Probabilities below this are dropped in the end.
+#: Smaller probabilities are dropped from the result.
 NEGLIGIBLE = 1e-12
-#: A mean this close to the atom's coordinate is the coordinate.
+#: A coordinate of the mean this close to the atom's coordinate counts as equal.
 _SAME = 1e-13
 
 
@@ -28,10 +28,10 @@ class Quadratic:
     form: Scores  # any scores of this structure, for the shapes of their parts
     linear: Tensor  # shape: (n_rows, n_parts), b, with 0 for forbidden parts
     weight: Tensor  # shape: (n_parts,), w
-    is_forbidden: Tensor | None  # shape: (n_rows, n_parts), or None where nothing is
+    is_forbidden: Tensor | None  # shape: (n_rows, n_parts), or None if no part is forbidden
 
     def select(self, index: Tensor) -> Quadratic:
-        """The problem on some of its rows."""
+        """The problem for some of its rows."""
         is_forbidden = None if self.is_forbidden is None else self.is_forbidden[index]
         return Quadratic(self.structure.select(index), self.form, self.linear[index], self.weight, is_forbidden)
 
@@ -47,7 +47,7 @@ class Quadratic:
     def vectors(
         self,
         atoms: Tensor,  # shape: (n_atoms, *event_shape)
-        row: Tensor | None = None,  # shape: (n_atoms,), the row of each; by default there is one atom per row
+        row: Tensor | None = None,  # shape: (n_atoms,), the row of each; by default one atom per row
     ) -> Tensor:
         """The vectors of atoms as flat rows of parts in float64: (n_atoms, n_parts)."""
         structure = self.structure if row is None else self.structure.select(row)
@@ -66,9 +66,9 @@ def violation(
     mean: Tensor,  # shape: (n_rows, n_parts)
     residual: Tensor,  # shape: (n_rows, n_parts)
 ) -> tuple[Tensor, Tensor]:
-    """The Frank-Wolfe gap <a - mu, r>, an upper bound of what the objective may still gain, and its resolution.
+    """The Frank-Wolfe gap <a - mu, r>, an upper bound on the suboptimality of the objective, and its resolution.
 
-    A gap below the resolution may be due to rounding, of the mean or of the residuals to the grid.
+    A gap below the resolution may be due to rounding errors of the mean, or to the rounding of residuals to the grid.
     """
     difference = vectors - mean
     distance = difference.abs()
@@ -78,7 +78,7 @@ def violation(
 
 @dataclass(frozen=True)
 class Finished:
-    """Atoms and probabilities of rows that are finished, in any order."""
+    """Packed atoms and probabilities of finished rows, in any order."""
 
     atoms: Tensor  # shape: (n_atoms, *event_shape)
     probs: Tensor  # shape: (n_atoms,)
@@ -88,11 +88,11 @@ class Finished:
 
     @classmethod
     def concatenate(cls, pieces: list[Finished]) -> Finished:
-        """Several of them, one after the other."""
+        """Concatenate several into one."""
         return cls(*(torch.cat(tensors) for tensors in zip(*(piece.tensors() for piece in pieces), strict=True)))
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """What it consists of."""
+        """All fields, in the order of the constructor."""
         return self.atoms, self.probs, self.row, self.ids, self.steps
 
 
@@ -106,7 +106,7 @@ class Padded:
 
     @classmethod
     def from_packed(cls, packed: Finished) -> Padded:
-        """From atoms of all rows, in any order."""
+        """From packed atoms of all rows, in any order."""
         n_rows = len(packed.ids)
         atoms, index, is_filled = unpack(packed.atoms, packed.row, n_rows)
         probs = torch.where(is_filled, packed.probs[index], 0.0)
@@ -121,7 +121,7 @@ class Padded:
         n_slots: int,  # the largest number of probabilities in a row that are not negligible
         dtype: torch.dtype,  # of the atoms
     ) -> Padded:
-        """From rows with gaps: what is not negligible comes first; nothing waits for the device."""
+        """From rows with gaps: non-negligible slots come first; does not synchronize with the device."""
         kept = probs > NEGLIGIBLE
         nth = torch.arange(1, n_slots + 1, device=probs.device).repeat(len(probs), 1)
         index = torch.searchsorted(kept.cumsum(-1), nth)
@@ -131,7 +131,7 @@ class Padded:
         return cls(atoms[every, index].to(dtype), torch.where(is_filled, probs[every, index], 0.0), steps)
 
     def replaced(self, redone: Finished) -> Padded:
-        """All rows, some of them replaced."""
+        """All rows, with some of them replaced."""
         every = torch.arange(len(self.steps), device=self.steps.device)
         is_kept = ~torch.isin(every, redone.ids)
         row, slot = (is_kept.unsqueeze(-1) & (self.probs > 0)).nonzero(as_tuple=True)
@@ -140,11 +140,11 @@ class Padded:
 
 
 def unpack(atoms: Tensor, row: Tensor, n_rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Finished atoms, (n_atoms, *event_shape), in any order, as (n_rows, n_slots, *event_shape), at least one for each row.
+    """Pad packed atoms, (n_atoms, *event_shape), in any order, at least one per row, to the same number of slots.
 
     Returns:
-        These, the first of each row repeated to fill it, the place of each among the packed ones, (n_rows, n_slots), and
-        which are not such repetitions, (n_rows, n_slots).
+        The atoms, (n_rows, n_slots, *event_shape), padded with the first atom of each row, their packed positions,
+        (n_rows, n_slots), and which slots are not padding, (n_rows, n_slots).
     """
     order = row.argsort(stable=True)
     segments = Segments.from_row(row[order], n_rows)

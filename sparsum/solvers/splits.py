@@ -1,7 +1,7 @@
-r"""Closed forms: the marginals are known, and are split into few assignments that have them as their mean.
+r"""Closed forms: split the known marginals into few assignments whose mean they are.
 
-The split is not unique, and expectations depend on it. Both splits here are continuous in the scores and piecewise linear,
-need one sort, and give at most d + 1 atoms for d fractional marginals.
+The split is not unique, and expectations depend on it. Both splits here are continuous and piecewise linear in the scores,
+need one sort, and return at most d + 1 atoms for d fractional marginals.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from sparsum.solvers.abstract import AbstractSolver, Solution
 from sparsum.solvers.projections import bit_marginals
 from sparsum.structures import BitCounts, BoundScores
 
-# Atoms that would get less than this are rounding, and are dropped.
+# Atoms with a smaller probability are due to rounding, and are dropped.
 _NEGLIGIBLE = 1e-12
-# Fixed-point numbers with this many binary places: their sums are exact, so that a sum of 64.0 has 64 ones and not 65.
+# Fixed-point numbers with this many binary places: their sums are exact, so that marginals with sum 64.0 set 64 bits.
 _PLACES = 40
 _ONE = 1 << _PLACES
 
 
 @dataclass(frozen=True)
 class Nested(AbstractSolver):
-    r"""Atoms that contain each other: the sets :math:`\{i : \mu_i > u\}` for a threshold u that is uniform on [0, 1].
+    r"""Nested atoms: the sets :math:`\{i : \mu_i > u\}` for a threshold u that is uniform on [0, 1].
 
-    Sort the marginals; each gap between neighbours is the probability of the set above it (the Lovasz extension). It does
-    not depend on the order of the bits. For `Groups`, whose marginals are a sparsemax per group, all groups read off their
-    category at a common quantile u. It takes no account of how many bits are set, so it serves no `Budget` or `Subset`.
+    Sort the marginals; each gap between neighbours is the probability of the set above it (the Lovasz extension). The
+    result does not depend on the order of the bits. For `Groups`, whose marginals are a sparsemax per group, all groups
+    select their category at a common quantile u. The number of bits set is not limited, so `Budget` and `Subset` are not
+    supported.
 
     >>> import sparsum as sp
     >>> q = sp.sparsemap(torch.tensor([[0.0, 0.5, -2.0]]), sp.Bits(3), solver=Nested())
@@ -55,24 +56,24 @@ class Nested(AbstractSolver):
         if structure.has_free_choices and structure.group_size is not None:
             return _split_groups(bound, structure.group_size)
         if counts is None or not counts.is_free(scores.shape[-1]):
-            raise TypeError(f"Nested takes Bits and Groups, got {structure!r}; ActiveSet takes any structure")
+            raise TypeError(f"Nested takes Bits and Groups, got {structure!r}; use ActiveSet, which takes any structure")
         structure, counts = bound.structure, bound.structure.bit_counts()
         if structure.has_free_choices and structure.group_size is not None:
             return _split_groups(bound, structure.group_size)
         if counts is None or not counts.is_free(bound.flat.shape[-1]):
-            raise TypeError(f"Nested takes Bits and Groups, got {structure!r}; ActiveSet takes any structure")
+            raise TypeError(f"Nested takes Bits and Groups, got {structure!r}; use ActiveSet, which takes any structure")
         return _split_bits(bound.flat, bound, counts, False)
 
 
 @dataclass(frozen=True)
 class Systematic(AbstractSolver):
-    r"""Atoms of almost equal size, by systematic sampling with a single random offset.
+    r"""Atoms with almost the same number of ones, by systematic sampling with a single random offset.
 
-    Lay the marginals end to end, :math:`S_i = \mu_1 + \dots + \mu_i`, and set bit i when one of the points
+    Lay the marginals end to end, :math:`S_i = \mu_1 + \dots + \mu_i`, and set bit i if one of the points
     :math:`u, u + 1, u + 2, \dots` falls into :math:`(S_{i-1}, S_i]`. As the offset u runs over [0, 1), the set changes only
-    at the fractional parts of the sums; each gap between neighbours is a probability. Every atom has the floor or the
-    ceiling of :math:`\sum_i \mu_i` ones, so it serves `Budget` and `Subset` as well as `Bits`. It depends on the order of
-    the bits.
+    at the fractional parts of the sums; each gap between neighbours is a probability. The number of ones of every atom is
+    the floor or the ceiling of :math:`\sum_i \mu_i`, so `Budget` and `Subset` are supported as well as `Bits`. The result
+    depends on the order of the bits.
 
     >>> import sparsum as sp
     >>> q = sp.sparsemap(torch.tensor([[0.0, 0.5, -0.5]]), sp.Subset(3, 2), solver=Systematic())
@@ -90,7 +91,8 @@ class Systematic(AbstractSolver):
         counts = bound.structure.bit_counts()
         if counts is None:
             raise TypeError(
-                f"Systematic takes Bits, Budget and Subset, got {bound.structure!r}; ActiveSet takes any structure"
+                f"Systematic takes Bits, Budget and Subset, got {bound.structure!r}; "
+                "use ActiveSet, which takes any structure"
             )
         return _split_bits(bound.flat, bound, counts, True)
 
@@ -136,7 +138,7 @@ def _split_systematic(
 
 
 def nested_gaps(marginals: Tensor, is_fractional: Tensor) -> tuple[Tensor, Tensor]:
-    """The probabilities of all threshold sets, from none to all fractional bits, (n_rows, n + 1), and the bits' order."""
+    """The probabilities of all threshold sets, from none to all fractional bits, (n_rows, n + 1), and the bit order."""
     inner = torch.where(is_fractional, marginals, 0.0)
     levels, order = inner.sort(dim=-1, descending=True, stable=True)
     edge = torch.ones_like(levels[:, :1])
@@ -144,13 +146,13 @@ def nested_gaps(marginals: Tensor, is_fractional: Tensor) -> tuple[Tensor, Tenso
 
 
 def systematic_gaps(marginals: Tensor, is_fractional: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The probabilities of all offsets between two fractional parts, (n_rows, n + 1), their order, and the whole parts."""
+    """The probabilities of offsets between two fractional parts, (n_rows, n + 1), their order, and the integer parts."""
     inner = torch.where(is_fractional, marginals, 0.0)
     fixed = _prefix_sums(inner.detach(), is_fractional)
     whole = fixed >> _PLACES
     places = torch.where(is_fractional, fixed & (_ONE - 1), _ONE)
     places, order = places.sort(dim=-1, stable=True)
-    # The values come from the fixed-point numbers, which tell the order, the derivatives from the sums themselves.
+    # The values come from the fixed-point numbers, which determine the order; the derivatives come from the sums.
     parts = torch.where(is_fractional, inner.cumsum(-1) - whole, 1.0).gather(-1, order)
     edge = torch.ones_like(parts[:, :1])
     gaps = torch.cat([parts, edge], -1) - torch.cat([0 * edge, parts], -1)
@@ -167,21 +169,21 @@ def kinds(marginals: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _inverse(order: Tensor) -> Tensor:
-    """The place of each entry in its row's order, in the smallest dtype that holds it and saves memory traffic."""
+    """The rank of each entry in its row, in the smallest dtype that holds it, to save memory traffic."""
     dtype = torch.int16 if order.shape[-1] < 2**15 - 1 else torch.int32
     places = torch.arange(order.shape[-1], dtype=dtype, device=order.device).expand(order.shape)
     return torch.empty(order.shape, dtype=dtype, device=order.device).scatter_(-1, order, places)
 
 
 def _solution(atoms: Tensor, gaps: Tensor, packed: Packed, dtype: torch.dtype) -> Solution:
-    """Pack the probabilities, and make up for the gaps that were dropped."""
+    """Pack the probabilities, and renormalize them for the dropped gaps."""
     probs, segments = packed.take_weights(gaps), packed.segments
     probs = probs / segments.spread(segments.sum(probs.detach()))
     return Solution.closed_form(atoms, probs.to(dtype), segments)
 
 
 def _prefix_sums(inner: Tensor, is_fractional: Tensor) -> Tensor:
-    """Sums of the fractional marginals in fixed point, the last one an integer where the total is one up to rounding."""
+    """Prefix sums of the fractional marginals in fixed point; the last is an integer if the total is one up to rounding."""
     sums = (inner * _ONE).round().long().cumsum(-1)
     total = sums[:, -1:]
     nearest = (total + _ONE // 2) >> _PLACES << _PLACES
@@ -192,13 +194,13 @@ def _prefix_sums(inner: Tensor, is_fractional: Tensor) -> Tensor:
 
 
 def _systematic_atoms(order: Tensor, whole: Tensor, is_fractional: Tensor, chosen: Tensor, segments: Segments) -> Tensor:
-    """Which fractional bits are set in each atom, from ranks alone: comparing rounded sums could set one bit too many.
+    """Which fractional bits are set in each atom, from ranks only: comparing rounded sums could set one bit too many.
 
-    In the gap number j, a sum is below its integer plus the offset iff its fractional part has a rank below j. So bit i is
-    set iff the previous sum is below and the present one is not, the other way round when an integer lies between the two.
+    In gap j, a sum is below its integer part plus the offset iff its fractional part has a rank below j. So bit i is set iff
+    the previous sum is below and the current one is not, and vice versa if an integer lies between the two.
     """
     rank = _inverse(order)
-    # Bits that are not fractional leave the sum as it is: what comes before bit i is the last fractional bit before it.
+    # Bits that are not fractional do not change the sum, so the predecessor of bit i is the last fractional bit before it.
     place = torch.arange(rank.shape[-1], device=rank.device)
     last = torch.where(is_fractional, place, -1).cummax(-1).values
     previous = torch.cat([torch.full_like(last[:, :1], -1), last[:, :-1]], -1)
@@ -212,7 +214,7 @@ def _systematic_atoms(order: Tensor, whole: Tensor, is_fractional: Tensor, chose
 
 
 def _split_groups(bound: BoundScores, group_size: int) -> Solution:
-    """Common quantiles: the categories of all groups change where one of the cumulative distributions has a step."""
+    """Split at common quantiles: the categories change where one of the cumulative distributions has a step."""
     marginals = sparsemax(bound.flat.double().unflatten(-1, (-1, group_size)))
     sums = marginals.cumsum(-1)
     is_step = (marginals.detach() > 0) & (sums.detach() < 1 - _NEGLIGIBLE)

@@ -1,4 +1,4 @@
-"""Conformance tests, for our structures and estimators and for yours.
+"""Conformance tests for built-in and custom structures and estimators.
 
 A structure that passes `check_structure`, or an estimator that passes `check_estimator`, can be used everywhere in the
 library.

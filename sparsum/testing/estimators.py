@@ -1,4 +1,4 @@
-"""An estimator against the exact sum over all assignments."""
+"""Check an estimator against the exact sum over all assignments."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from sparsum.testing.report import Report
 #: A loss of packed assignments and their rows.
 Loss = Callable[[Tensor, Tensor], Tensor]
 
-#: The number of features of the context that `check_estimator` gives.
+#: The number of features of the context that `check_estimator` passes.
 CONTEXT_SIZE = 2
 
-#: Means over draws may be this many standard errors off: once in a million for one number.
+#: The largest deviation of a mean, in standard errors; a single number exceeds it by chance once in a million.
 _LIMIT = 5.0
 _N_WARM = 20
 
 
 @dataclass(frozen=True)
 class _Toy:
-    """A small problem: the same scores in every row, and a loss with its own weights for every row."""
+    """A small problem: the same scores in every row, and a loss with separate weights per row."""
 
     structure: AbstractStructure
     flat: Tensor  # shape: (n_parts,)
@@ -51,19 +51,19 @@ class _Toy:
         )
 
     def leaves(self, n: int) -> tuple[Tensor, Tensor]:
-        """Scores and weights of n rows, to be differentiated: (n, n_parts) and (n, 3, n_parts)."""
+        """Scores and weights of n rows as leaf tensors: (n, n_parts) and (n, 3, n_parts)."""
         flat, weights = self.flat.expand(n, -1).clone(), self.weights.expand(n, -1, -1).clone()
         return flat.requires_grad_(), weights.requires_grad_()
 
     def scores(self, flat: Tensor, batch_shape: Sequence[int] | None = None) -> Scores:
-        """Scores in the form that the structure takes."""
+        """Scores in the form that the structure expects."""
         rows = unflatten(flat, like=self.form)
         shape = [len(flat)] if batch_shape is None else batch_shape
         shaped = tuple(tensor.reshape(*shape, *tensor.shape[1:]) for tensor in as_tuple(rows))
         return shaped if isinstance(rows, tuple) else shaped[0]
 
     def loss(self, weights: Tensor) -> Loss:
-        """A loss of atoms or vectors that is neither linear nor quadratic, and that is not 0 on average."""
+        """A loss of atoms or vectors that is neither linear nor quadratic, with a non-zero mean."""
         structure = self.structure.bind(self.form).structure
 
         def loss(z: Tensor, row: Tensor) -> Tensor:
@@ -89,13 +89,19 @@ def check_estimator(
 ) -> Report:
     """Check an estimator on small problems against the sum over all assignments.
 
-    It checks shapes and the surrogate's value; that ``calls`` counts what the loss saw, as many as `n_calls` declares;
-    that what is subtracted from a loss depends neither on its own sample nor on other rows; that the mean gradient, in
-    the scores and in the weights of the loss, and the mean value are those of the exact sum
-    under the returned distribution, within standard errors, if the estimator declares to be unbiased, and that they are
-    not if it declares a bias; that state changes in training alone and survives a ``state_dict``; that the same generator
-    gives the same result; that it works without gradients; that a NaN is reported; and that structures it does not take
-    are refused.
+    Checks that
+
+    - shapes are correct, and the value of the surrogate is ``value``;
+    - ``calls`` is the number of assignments passed to the loss, and matches `n_calls`;
+    - baselines depend neither on their own sample nor on other rows;
+    - the mean value and the mean gradient, with respect to the scores and to the weights of the loss, are those of the
+      exact sum under the returned distribution, within standard errors, if the estimator declares to be unbiased, and the
+      gradient is not if it declares to be biased;
+    - state changes only in training, and is restored by ``load_state_dict``;
+    - the same generator gives the same result;
+    - it works without gradients;
+    - a NaN raises an error that names its row;
+    - unsupported structures raise a TypeError.
 
     >>> import sparsum as sp
     >>> report = check_estimator(sp.estimators.LeaveOneOut(2), draws=1000)
@@ -103,18 +109,19 @@ def check_estimator(
     16
 
     Args:
-        estimator: one that takes all of the structures, or a function that makes one for a structure. The context has
-            `CONTEXT_SIZE` features. What is given is left as it is.
-        structures: small ones.
-        draws: how many draws the means are taken over.
-        seed: of the problems and draws.
-        device: where the scores are, and the estimator is moved to.
+        estimator: the estimator, which is copied, or a function that returns one for a structure. The context has
+            `CONTEXT_SIZE` features.
+        structures: small structures to check on.
+        draws: the number of draws to average.
+        seed: the seed of the problems and draws.
+        device: the device of the scores, to which the estimator is moved.
 
     Returns:
-        How many checks of each kind were made.
+        The number of checks of each kind.
 
     Raises:
-        AssertionError: at the first check that fails, with what was seen and what was expected.
+        AssertionError: at the first failed check, with the actual and the expected result.
+        ValueError: if the estimator does not support any of the structures.
     """
     report, generator = Report(), torch.Generator().manual_seed(seed)
     shows_bias = []
@@ -131,16 +138,16 @@ def check_estimator(
         distance = _check_mean(report, made, toy, draws, seed)
         shows_bias.append(distance > _LIMIT)
     if not report.counts.get("form"):
-        raise ValueError(f"the estimator takes none of the structures {structures}")
+        raise ValueError(f"structures must contain one that the estimator supports, got {structures}")
     if not made.is_unbiased:
-        report.check("biased", any(shows_bias), "declared to be biased, but no bias shows: declare is_unbiased = True")
+        report.check("biased", any(shows_bias), "declared biased, but no bias was measured: set is_unbiased = True")
     return report
 
 
 def _run(
     made: AbstractEstimator, toy: _Toy, flat: Tensor, loss: Loss, seed: int, shape: Sequence[int] | None = None
 ) -> Estimate:
-    """One call for as many rows as there are."""
+    """Call the estimator once for all rows of ``flat``."""
     shape = [len(flat)] if shape is None else shape
     context = torch.linspace(-1, 1, CONTEXT_SIZE, device=flat.device).expand(*shape, CONTEXT_SIZE)
     generator = torch.Generator(flat.device).manual_seed(seed)
@@ -148,7 +155,7 @@ def _run(
 
 
 def _gradients(made: AbstractEstimator, toy: _Toy, n: int, seed: int) -> tuple[Estimate, Tensor]:
-    """An estimate for n rows, and the gradient of each in scores and weights: (n, n_numbers)."""
+    """An estimate for n rows, and the gradient of each with respect to scores and weights: (n, n_numbers)."""
     flat, weights = toy.leaves(n)
     estimate = _run(made, toy, flat, toy.loss(weights), seed)
     found = torch.autograd.grad(estimate.surrogate.sum(), (flat, weights), materialize_grads=True)
@@ -162,11 +169,11 @@ def _check_refusal(report: Report, made: AbstractEstimator, toy: _Toy) -> None:
     except TypeError:
         report.check("refusal", True, "")
     else:
-        report.check("refusal", False, f"{toy.structure!r} is not among its structures, but it takes it")
+        report.check("refusal", False, f"needs is not met by {toy.structure!r}, but a call did not raise a TypeError")
 
 
 def _check_state(report: Report, made: AbstractEstimator, toy: _Toy, seed: int) -> None:
-    """Train a little; then state comes back from a state_dict, and does not change in evaluation."""
+    """Train for a few steps; check that evaluation keeps the state, and that ``load_state_dict`` restores it."""
     fresh = copy.deepcopy(made)
     parameters = [parameter for parameter in made.parameters() if parameter.requires_grad]
     optimiser = torch.optim.Adam(parameters, lr=1e-3) if parameters else None
@@ -180,18 +187,18 @@ def _check_state(report: Report, made: AbstractEstimator, toy: _Toy, seed: int) 
     before = copy.deepcopy(made.state_dict())
     first, gradient = _gradients(made, toy, 16, seed)
     _, again = _gradients(made, toy, 16, seed)
-    report.check("generator", torch.equal(gradient, again), "the same generator gave another gradient")
+    report.check("generator", torch.equal(gradient, again), "the same generator state gave a different gradient")
     is_same = all(torch.equal(value, before[name]) for name, value in made.state_dict().items())
     report.check("state", is_same, "evaluation changed the state")
     fresh.load_state_dict(before)
     fresh.eval()
     restored, gradient_restored = _gradients(fresh, toy, 16, seed)
     is_same = torch.equal(restored.value, first.value) and torch.equal(gradient_restored, gradient)
-    report.check("state", is_same, "after load_state_dict the result is another one")
+    report.check("state", is_same, "the result differs after load_state_dict")
 
 
 def _check_form(report: Report, made: AbstractEstimator, toy: _Toy, seed: int) -> None:
-    """Shapes, values and counted calls, for batches of several shapes, and the report of a NaN."""
+    """Check shapes, values and calls for several batch shapes, and the error for a NaN."""
     for shape in ((2, 3), (), (4,), (0,)):
         n = math.prod(shape)
         flat, weights = toy.leaves(n)
@@ -205,21 +212,21 @@ def _check_form(report: Report, made: AbstractEstimator, toy: _Toy, seed: int) -
         estimate = _run(made, toy, flat, counting, seed, shape)
         for name in ("surrogate", "value", "calls"):
             got = tuple(getattr(estimate, name).shape)
-            report.check("form", got == shape, f"{name} must have the batch's shape {shape}, got {got}")
+            report.check("form", got == shape, f"{name} must have the batch shape {shape}, got {got}")
         got = tuple(estimate.distribution.batch_shape)
-        report.check("form", got == shape, f"the distribution must have the batch's shape {shape}, got {got}")
-        report.check("form", not estimate.value.requires_grad, "value must have no gradient")
-        report.check("form", torch.equal(estimate.surrogate, estimate.value), "the surrogate's value must be value")
+        report.check("form", got == shape, f"the distribution must have the batch shape {shape}, got {got}")
+        report.check("form", not estimate.value.requires_grad, "value must not require a gradient")
+        report.check("form", torch.equal(estimate.surrogate, estimate.value), "surrogate must be equal to value")
         calls = estimate.calls.reshape(-1)
-        report.check("calls", torch.equal(calls, seen), f"calls say {calls.tolist()}, the loss saw {seen.tolist()}")
+        report.check("calls", torch.equal(calls, seen), f"calls is {calls.tolist()}, but the loss got {seen.tolist()} atoms")
         declared = made.n_calls(toy.structure)
         is_right = declared is None or bool((calls == declared).all())
-        report.check("calls", is_right, f"n_calls declares {declared}, the loss saw {seen.tolist()}")
+        report.check("calls", is_right, f"n_calls declares {declared}, but the loss got {seen.tolist()} atoms")
     with torch.no_grad():
         flat, weights = toy.leaves(2)
         without = _run(made, toy, flat, toy.loss(weights), seed).value
     with_gradient, _ = _gradients(made, toy, 2, seed)
-    report.check("form", torch.equal(without, with_gradient.value), "without gradients the value is another one")
+    report.check("form", torch.equal(without, with_gradient.value), "the value differs under torch.no_grad()")
     _check_nan(report, made, toy)
 
 
@@ -229,13 +236,13 @@ def _check_nan(report: Report, made: AbstractEstimator, toy: _Toy) -> None:
     try:
         _run(made, toy, flat, toy.loss(weights), 0)
     except ValueError as error:
-        report.check("nan", "row 1" in str(error), f"a NaN in row 1 is reported without its row: {error}")
+        report.check("nan", "row 1" in str(error), f"the error for a NaN in row 1 does not name the row: {error}")
     else:
-        report.check("nan", False, "a NaN in the scores is not reported")
+        report.check("nan", False, "a NaN in the scores does not raise a ValueError")
 
 
 def _check_mean(report: Report, made: AbstractEstimator, toy: _Toy, draws: int, seed: int) -> float:
-    """The mean value and gradient; returns how many standard errors the gradient is off, at most."""
+    """Check the mean value and gradient; returns the largest deviation of the gradient in standard errors."""
     flat, weights = toy.leaves(1)
     members = toy.members()
     row = torch.zeros(len(members), dtype=torch.int64, device=members.device)
@@ -261,13 +268,11 @@ def _check_mean(report: Report, made: AbstractEstimator, toy: _Toy, draws: int, 
 
 
 def _check_baseline(report: Report, made: AbstractEstimator, toy: _Toy, seed: int) -> None:
-    """What a gradient is compared with depends neither on its own sample, nor on those of other rows."""
+    """Check that the baseline of a row depends neither on its own sample nor on those of other rows."""
     _, gradient = _gradients(made, toy, 16, seed)
     training = copy.deepcopy(made).train()
     _, trained = _gradients(training, toy, 16, seed)
-    report.check(
-        "baseline", torch.equal(trained, gradient), "in training the gradient is another one: it sees its own update"
-    )
+    report.check("baseline", torch.equal(trained, gradient), "the gradient differs in training: it sees its own update")
     flat, weights = toy.leaves(16)
     loss = toy.loss(weights)
 
@@ -281,7 +286,7 @@ def _check_baseline(report: Report, made: AbstractEstimator, toy: _Toy, seed: in
 
 
 def _is_random(made: AbstractEstimator, toy: _Toy, seed: int) -> bool:
-    """Whether it draws from its generator at all: equal results may be chance."""
+    """Whether the estimator draws from its generator; comparing results is not enough, they may be equal by chance."""
     flat, weights = toy.leaves(1)
     generator = torch.Generator(flat.device).manual_seed(seed)
     before = generator.get_state()
@@ -294,6 +299,6 @@ def _standard_errors(
     draws: Tensor,  # shape: (n, m)
     wanted: Tensor,  # shape: (1, m)
 ) -> Tensor:
-    """How far means are off, in standard errors, of which rounding is a part: (m,)."""
+    """The deviation of the means in standard errors, which include rounding errors: (m,)."""
     spread = draws.std(0) / math.sqrt(len(draws))
     return (draws.mean(0) - wanted[0]).abs() / (spread + 1e-7 * (1 + wanted[0].abs()))

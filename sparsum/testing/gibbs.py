@@ -1,4 +1,4 @@
-"""What a structure offers to `sparsum.Gibbs`, against sums over all its assignments."""
+"""Check the `sparsum.Gibbs` distribution of a structure against sums over all assignments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparsum.structures.scores import flatten
 from sparsum.testing.report import Report, index_of, shown
 
 _N_DRAWS = 4000
-#: Frequencies of samples may be this many standard errors off.
+#: The largest deviation of sample frequencies, in standard errors.
 _LIMIT = 6.0
 
 
@@ -28,16 +28,16 @@ def check_gibbs(
     log_partition, log_probs = scores.logsumexp(-1), scores.log_softmax(-1)
     probs = log_probs.exp()
     seen = p.log_partition.reshape(-1)
-    report.check("gibbs", _close(seen, log_partition), f"log-partition {seen}, the sum over all says {log_partition}")
+    report.check("gibbs", _close(seen, log_partition), f"log-partition {seen}, but by enumeration {log_partition}")
     row = torch.arange(len(scores), device=scores.device).repeat_interleave(len(atoms))
     found = p.log_prob_of(atoms.repeat(len(scores), *[1] * (atoms.ndim - 1)), row).reshape(scores.shape)
     is_wrong = ~_is_close(found, log_probs).all(0)
     report.check("gibbs", not bool(is_wrong.any()), f"log-probabilities are wrong for the atoms {shown(atoms[is_wrong])}")
     mean = flatten(p.mean) if len(bound.batch_shape) == 1 else flatten(p.model.mean())
-    report.check("gibbs", _close(mean.double(), probs @ vectors), f"mean {mean}, the sum over all says {probs @ vectors}")
+    report.check("gibbs", _close(mean.double(), probs @ vectors), f"mean {mean}, but by enumeration {probs @ vectors}")
     entropy = -torch.where(probs > 0, probs * log_probs, 0.0).sum(-1)
     seen = p.entropy().reshape(-1)
-    report.check("gibbs", _close(seen, entropy), f"entropy {seen}, the sum over all says {entropy}")
+    report.check("gibbs", _close(seen, entropy), f"entropy {seen}, but by enumeration {entropy}")
     drawn = p.sample((_N_DRAWS,), generator=generator).flatten(0, len(bound.batch_shape))
     index = index_of(drawn, atoms)
     report.check("gibbs", bool((index >= 0).all()), f"samples are not assignments: {shown(drawn[index < 0])}")

@@ -1,4 +1,4 @@
-"""What a conformance test has checked."""
+"""The result of a conformance test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SHOWN = 5
 
 @dataclass
 class Report:
-    """What was checked, and how often."""
+    """The number of checks of each kind."""
 
     counts: dict[str, int] = field(default_factory=dict)
 
@@ -27,7 +27,7 @@ def index_of(
     atoms: Tensor,  # shape: (n_atoms, *event_shape)
     members: Tensor,  # shape: (n_members, *event_shape)
 ) -> Tensor:
-    """Which member each atom is, -1 for none: (n_atoms,)."""
+    """The index of each atom among the members, or -1: (n_atoms,)."""
     is_equal = atoms.unsqueeze(1) == members.unsqueeze(0)
     while is_equal.ndim > 2:
         is_equal = is_equal.all(-1)
@@ -35,6 +35,6 @@ def index_of(
 
 
 def shown(atoms: Tensor) -> str:
-    """The first few atoms, for a message."""
+    """Format the first few atoms for a message."""
     more = f" and {len(atoms) - _SHOWN} more" if len(atoms) > _SHOWN else ""
     return f"{atoms[:_SHOWN].tolist()}{more}"

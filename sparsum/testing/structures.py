@@ -1,4 +1,4 @@
-"""A structure against brute force over all its assignments."""
+"""Check a structure against brute force over all its assignments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RandomScores = Callable[[torch.Generator, int], Scores]
 
 @dataclass(frozen=True)
 class _Case:
-    """A structure with all its members, to compare with by brute force."""
+    """A structure with all its members, for brute-force comparisons."""
 
     structure: AbstractStructure
     atoms: Tensor  # shape: (n_members, *event_shape)
@@ -38,7 +38,7 @@ class _Case:
         return finite.masked_fill(is_forbidden.double() @ (self.vectors != 0).double().T > 0, -torch.inf)
 
     def index(self, atoms: Tensor) -> Tensor:
-        """Which member each of the packed atoms is, -1 for none: (n_atoms,)."""
+        """The index of each packed atom among the members, or -1: (n_atoms,)."""
         return index_of(atoms, self.atoms)
 
 
@@ -52,11 +52,16 @@ def check_structure(
 ) -> Report:
     """Check a small structure against brute force over all its assignments.
 
-    It checks the number of assignments; `argmax` and `topk` for random, tied and forbidding scores, and when all is
-    forbidden; that results do not depend on a row's place in the batch; that `sparsemap` is optimal and its gradient
-    right; that `topk_sparsemax` keeps what its certificate promises; and whatever the structure declares:
-    `is_fixed_size`, `group_size`, `contains`, `bit_counts`, and the log-partition function, marginals, entropy and samples
-    of `sparsum.Gibbs` for one that has `potentials`, or `log_partition` and `sample`.
+    Checks
+
+    - the number of assignments;
+    - `argmax` and `topk` for random and tied scores, for scores with forbidden parts, and for fully masked rows;
+    - that results do not depend on the position of a row in the batch;
+    - that `sparsemap` is optimal and its gradient is correct;
+    - that `topk_sparsemax` is exact where ``is_exact`` says so;
+    - what the structure declares: `is_fixed_size`, `group_size`, `contains` and `bit_counts`;
+    - the log-partition function, marginals, entropy and samples of `sparsum.Gibbs`, if the structure defines `potentials`,
+      or `log_partition` and `sample`.
 
     >>> import sparsum as sp
     >>> report = check_structure(sp.OneOf(4))
@@ -64,25 +69,27 @@ def check_structure(
     20
 
     Args:
-        structure: with at most a few thousand assignments.
-        members: all assignments as atoms, (n_members, *event_shape); by default those that `topk` finds, which must be as
-            many as `log_count` says.
+        structure: a structure with at most 5000 assignments.
+        members: all assignments as atoms, (n_members, *event_shape); by default those that `topk` finds, whose number must
+            match `log_count`.
         random_scores: called with a generator and a number of rows; by default normal scores of shape
             (n_rows, *structure.score_shape).
-        solver: for `sparsemap`; by default the structure's own.
-        seed: of the scores.
+        solver: the solver for `sparsemap`; by default that of the structure.
+        seed: the seed of the scores.
 
     Returns:
-        How many checks of each kind were made.
+        The number of checks of each kind.
 
     Raises:
-        AssertionError: at the first check that fails, with what was seen and what was expected.
+        AssertionError: at the first failed check, with the actual and the expected result.
+        TypeError: if ``structure`` is not an `AbstractStructure`.
+        ValueError: if the structure has ``lengths``, or too many assignments.
     """
     report, generator = Report(), torch.Generator().manual_seed(seed)
     if not isinstance(structure, AbstractStructure):
         raise TypeError(f"structure must be an AbstractStructure, got {type(structure).__name__}")
     if getattr(structure, "lengths", None) is not None:
-        raise ValueError("check the structure without lengths: a structure with them is tied to one batch")
+        raise ValueError("structure must not have lengths, which tie it to one batch: check it without lengths")
     draw = _in_double(random_scores if random_scores is not None else _normal_scores(structure))
     bound = structure.bind(draw(generator, _N_ROWS))
     _check_all_forbidden(report, bound, members)
@@ -120,7 +127,7 @@ def _in_double(draw: RandomScores) -> RandomScores:
 
 
 def _check_all_forbidden(report: Report, bound: BoundScores, members: Tensor | None) -> None:
-    """When all is forbidden, `argmax` returns an assignment all the same."""
+    """Check that `argmax` returns an assignment even for fully masked rows."""
     atoms = bound.map(lambda tensor: torch.full_like(tensor, -torch.inf)).argmax()
     is_member = bound.structure.contains(atoms)
     if members is not None:
@@ -134,22 +141,24 @@ def _check_all_forbidden(report: Report, bound: BoundScores, members: Tensor | N
 
 
 def _enumerate(report: Report, bound: BoundScores, members: Tensor | None) -> _Case:
-    """All members, checked for their number and for duplicates."""
+    """Enumerate all members, and check their number and that they are distinct."""
     structure, log_count = bound.structure, bound.structure.log_count()
     first = bound.select(torch.zeros(1, dtype=torch.int64, device=bound.device))
     found = first.structure.topk(first.scores, _MAX_MEMBERS + 1)[0]
     if len(found) > _MAX_MEMBERS:
-        raise ValueError(f"{structure!r} has more than {_MAX_MEMBERS} assignments: check a smaller one of its kind")
+        raise ValueError(
+            f"structure must have at most {_MAX_MEMBERS} assignments, got {structure!r}: check a smaller one of its class"
+        )
     if math.isfinite(log_count):
         count = round(math.exp(log_count))
         report.check(
             "log_count",
             len(found) == count,
-            f"topk finds {len(found)} assignments, log_count says {count}; found were {shown(found)}",
+            f"topk finds {len(found)} assignments, but log_count says {count}; found: {shown(found)}",
         )
     vectors = flatten(structure.vectors(found)).double()
     n_different = len(torch.unique(found.flatten(1) if found.ndim > 1 else found, dim=0))
-    report.check("distinct", n_different == len(found), f"{len(found)} atoms, of which {n_different} are different")
+    report.check("distinct", n_different == len(found), f"{len(found)} atoms, but only {n_different} distinct ones")
     case = _Case(structure, found, vectors)
     if members is not None:
         is_known = index_of(found, members.to(found)) >= 0
@@ -160,7 +169,7 @@ def _enumerate(report: Report, bound: BoundScores, members: Tensor | None) -> _C
 
 
 def _check_declared(report: Report, case: _Case) -> None:
-    """What the structure says of its assignments holds for all of them."""
+    """Check the declared properties of a structure on all its assignments."""
     structure, vectors, atoms = case.structure, case.vectors, case.atoms
     is_binary = ((vectors == 0) | (vectors == 1)).all(-1)
     if structure.is_fixed_size:
@@ -172,7 +181,7 @@ def _check_declared(report: Report, case: _Case) -> None:
         message = f"not exactly one part of each group of {structure.group_size} for the atoms {shown(atoms[~is_right])}"
         report.check("group_size", bool(is_right.all()), message)
     is_member = structure.contains(atoms)
-    report.check("contains", bool(is_member.all()), f"contains denies the assignments {shown(atoms[~is_member])}")
+    report.check("contains", bool(is_member.all()), f"contains returns False for the assignments {shown(atoms[~is_member])}")
     counts = structure.bit_counts()
     if counts is not None:
         size = vectors.sum(-1)
@@ -182,7 +191,7 @@ def _check_declared(report: Report, case: _Case) -> None:
 
 
 def _transform(kind: str, scores: Scores, case: _Case, generator: torch.Generator) -> Scores:
-    """Scores of a kind that is hard in its own way."""
+    """Turn random scores into scores of the given kind."""
     if kind == "random":
         return scores
     flat = flatten(scores)
@@ -190,7 +199,7 @@ def _transform(kind: str, scores: Scores, case: _Case, generator: torch.Generato
         flat = flat.round()
     elif kind == "equal":
         flat = torch.zeros_like(flat)
-    else:  # forbid a third of the parts, but none of one assignment's
+    else:  # forbid a third of the parts, but keep one assignment allowed
         chosen = torch.randint(len(case.atoms), (len(flat),), generator=generator)
         is_forbidden = (torch.rand(flat.shape, generator=generator) < 1 / 3) & (case.vectors[chosen] == 0)
         flat = flat.masked_fill(is_forbidden, -torch.inf)
@@ -198,7 +207,7 @@ def _transform(kind: str, scores: Scores, case: _Case, generator: torch.Generato
 
 
 def _check_search(report: Report, case: _Case, kind: str, scores: Scores) -> None:
-    """The best assignments against all of them."""
+    """Check `argmax` and `topk` against all assignments."""
     flat = flatten(scores)
     truth = case.scores(flat).sort(-1, descending=True).values
     found = case.structure.argmax(scores)
@@ -206,7 +215,7 @@ def _check_search(report: Report, case: _Case, kind: str, scores: Scores) -> Non
     values = case.scores(flat)
     for row in range(len(flat)):
         is_best = best[row] >= 0 and _close(values[row, best[row]], truth[row, 0])
-        message = f"{kind} scores, row {row}: not the best assignment, but {shown(found[row : row + 1])}"
+        message = f"{kind} scores, row {row}: argmax returns {shown(found[row : row + 1])}, which is not the best"
         report.check("argmax", bool(is_best), message)
     for k in sorted({1, 2, 3, len(case.atoms) // 2, len(case.atoms), len(case.atoms) + 2} - {0}):
         atoms = case.structure.topk(scores, k)
@@ -222,7 +231,7 @@ def _check_search(report: Report, case: _Case, kind: str, scores: Scores) -> Non
 
 
 def _check_batch(report: Report, case: _Case, scores: Scores) -> None:
-    """The same row gives the same atoms wherever it stands, and however the batch is shaped."""
+    """Check that the atoms of a row do not depend on its position in the batch, and that empty batches work."""
     order = torch.arange(_N_ROWS - 1, -1, -1, device=case.vectors.device)
     structure = case.structure
     bound = structure.bind(scores)
@@ -233,11 +242,11 @@ def _check_batch(report: Report, case: _Case, scores: Scores) -> None:
     is_same = torch.equal(structure.select(order).topk(flipped, k), structure.topk(scores, k)[order])
     report.check("batch", is_same, "topk depends on the order of the batch")
     empty = bound.select(order[:0]).argmax()
-    report.check("batch", len(empty) == 0, f"an empty batch gives {len(empty)} atoms")
+    report.check("batch", len(empty) == 0, f"argmax returns {len(empty)} atoms for an empty batch")
 
 
 def _check_sparsemap(report: Report, case: _Case, scores: Scores, solver: AbstractSolver | None) -> None:
-    """No assignment improves on the mean vector: the duality gap over all of them is 0."""
+    """Check that no assignment improves on the mean vector: the duality gap is 0."""
     q = sparsemap(scores, case.structure, solver=solver)
     index = case.index(q.atoms)
     report.check("sparsemap", bool((index >= 0).all()), f"atoms are not assignments: {shown(q.atoms[index < 0])}")
@@ -257,7 +266,7 @@ def _check_sparsemap(report: Report, case: _Case, scores: Scores, solver: Abstra
 def _check_gradient(
     report: Report, case: _Case, scores: Scores, solver: AbstractSolver | None, generator: torch.Generator
 ) -> None:
-    """The derivative of a linear function of the mean, in one random direction, against a central difference."""
+    """Check the derivative of a linear function of the mean in a random direction against a central difference."""
     flat = flatten(scores)
     direction, weight = (torch.randn(flat.shape, dtype=flat.dtype, generator=generator) for _ in range(2))
     _, curvature = case.structure.quadratic(flat)
@@ -273,20 +282,20 @@ def _check_gradient(
     step = 1e-6
     difference = (value(step) - value(-step)) / (2 * step)
     is_right = _close((gradient * direction).sum(-1), difference, tolerance=1e-4)
-    report.check("gradient", is_right, f"got {(gradient * direction).sum(-1)}, finite differences say {difference}")
+    report.check("gradient", is_right, f"got {(gradient * direction).sum(-1)}, by finite differences {difference}")
 
 
 def _check_topk_sparsemax(report: Report, case: _Case, scores: Scores) -> None:
-    """Where the certificate says so, the result is the sparsemax over all assignments."""
+    """Check that the result is the sparsemax over all assignments where ``is_exact`` says so."""
     full = sparsemax(case.scores(flatten(scores)))
     for k in sorted({1, 2, 4, len(case.atoms)}):
         q = topk_sparsemax(scores, case.structure, k)
         dense = torch.zeros_like(full).index_put_((q.row, case.index(q.atoms)), q.probs.double(), accumulate=True)
         for row in range(_N_ROWS):
             is_right = not q.is_exact[row] or _close(dense[row], full[row])
-            report.check("topk_sparsemax", bool(is_right), f"row {row}, k={k} is said to be exact, and is not")
+            report.check("topk_sparsemax", bool(is_right), f"row {row}, k={k}: is_exact is True, but the result differs")
         is_all = k < len(case.atoms) or bool(q.is_exact.all())
-        report.check("topk_sparsemax", is_all, f"all {k} assignments were enumerated, and is_exact is {q.is_exact}")
+        report.check("topk_sparsemax", is_all, f"k={k} covers all assignments, but is_exact is {q.is_exact}")
 
 
 def _close(seen: Tensor, wanted: Tensor, *, tolerance: float = 1e-8) -> bool:

@@ -225,7 +225,7 @@ def test_a_loss_for_some_only() -> None:
     assert math.isnan(vectors["GumbelSoftmax"].bias)  # nobody can sum over atoms
     assert vectors["ScoreFunction"].reason
     atoms = sp.diagnose(SCORES, sp.OneOf(3), lambda z, row: TABLE[row, z], both, draws=5)
-    assert "sparsum.embed takes both" in atoms["GumbelSoftmax"].reason
+    assert "use sparsum.embed, which accepts" in atoms["GumbelSoftmax"].reason
     assert atoms["ScoreFunction"].variance > 0
 
 
@@ -245,7 +245,7 @@ def test_names() -> None:
     assert [row.name for row in diagnosis.rows] == ["TopK(k=1)", "Dense", "TopK(k=2)"]
     named = sp.diagnose(SCORES, sp.OneOf(3), table_loss, {"all": es.Dense()}, draws=2)
     assert named["all"].calls == 3
-    with pytest.raises(KeyError, match="no estimator is called 'TopK 3'; there are TopK\\(k=1\\), Dense, TopK\\(k=2\\)"):
+    with pytest.raises(KeyError, match="unknown estimator 'TopK 3'; available: TopK\\(k=1\\), Dense, TopK\\(k=2\\)"):
         diagnosis["TopK 3"]
 
 
@@ -258,7 +258,7 @@ def test_the_table_is_aligned() -> None:
         "method  calls     ms  variance  var x calls  var x ms    bias  noise",
         "a           1   1.20  1.23e+03     1.23e+03  1.48e+03  0.500*  0.100",
         "longer    256  12.34         0            0         0  0.000   0.000",
-        "* biased: more than the noise of the draws would feign",
+        "* biased: the bias is larger than the noise of the draws",
     ]
 
 
@@ -291,7 +291,7 @@ def test_the_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"warm_up": -1}, ValueError, "warm_up must be at least 0, got -1"),
         ({"max_terms": None}, TypeError, "max_terms must be an int, got NoneType"),
         ({"seed": "a"}, TypeError, "seed must be an int, got str"),
-        ({"estimators": []}, ValueError, r"estimators must hold at least one estimator, got \[\]"),
+        ({"estimators": []}, ValueError, r"estimators must contain at least one estimator, got \[\]"),
         ({"estimators": es.Dense()}, TypeError, "estimators must be a list, or a dict with names as keys, got Dense"),
         ({"estimators": [es.Dense]}, TypeError, "estimators such as ScoreFunction.., got the class Dense as"),
         ({"estimators": {"x": 3}}, TypeError, "estimators such as ScoreFunction.., got int as 'x'"),

@@ -197,9 +197,9 @@ def test_a_structure_that_does_not_say_how_many_assignments_it_has() -> None:
         def argmax(self, scores: Tensor) -> Tensor:
             return torch.zeros_like(scores)
 
-    with pytest.raises(TypeError, match=r"these take it: Imle, TopK, SparseMAP$"):
+    with pytest.raises(TypeError, match=r"estimators for this structure: Imle, TopK, SparseMAP$"):
         se.ScoreFunction()(torch.zeros(2, 3), First(), total)
-    with pytest.raises(ValueError, match="does not say how many it has"):
+    with pytest.raises(ValueError, match=r"has an unknown number \(define log_count\), possibly more than max_count=65536"):
         se.Dense()(torch.zeros(2, 3), First(), total)
 
 
@@ -208,5 +208,5 @@ def test_contexts_of_other_shapes_and_dtypes() -> None:
     for estimator in (se.NVIL(1), se.Relax(3, 1)):
         for context in (torch.ones(4), torch.ones(4, 1, dtype=torch.int64)):
             assert estimator(scores, sp.OneOf(3), lambda z, row: z.float(), context=context).value.shape == (4,)
-        with pytest.raises(ValueError, match="was made for a context of 1 features per element, got 2"):
+        with pytest.raises(ValueError, match=r"context must have 1 features per element, .*, got 2"):
             estimator(scores, sp.OneOf(3), lambda z, row: z.float(), context=torch.ones(4, 2))

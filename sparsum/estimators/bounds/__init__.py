@@ -1,4 +1,4 @@
-"""Bounds on the log-likelihood of a model with a discrete latent variable, behind one signature.
+"""Lower bounds on the log-likelihood of a model with a discrete latent variable, with one common signature.
 
 Every bound is called as ``bound(scores, structure, log_joint, k, *, generator=None)``. `vimco_from_weights` and
 `wake_wake_from_weights` take the weights of samples instead, for posteriors that are not `sparsum.Gibbs`.

@@ -1,4 +1,4 @@
-"""What bounds on a log-likelihood return, and what they do with their arguments."""
+"""The result type of bounds on a log-likelihood, and their argument checks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Bound:
     """A lower bound on a log-likelihood.
 
     Args:
-        surrogate: what to call backward on, to be maximised: its value is ``value``, its gradient the one to follow.
+        surrogate: the quantity to maximise: its value is ``value``, its gradient the estimated gradient.
         value: the bound, without a gradient.
-        calls: how often the joint was evaluated for each element of the batch, int64.
+        calls: the number of evaluations of ``log_joint`` for each element of the batch, int64.
     """
 
     surrogate: Tensor  # shape: (*batch,)
@@ -30,13 +30,13 @@ class Bound:
 
     @classmethod
     def of(cls, value: Tensor, surrogate: Tensor, calls: Tensor) -> Bound:
-        """The bound with this value, and with the gradient of the surrogate."""
+        """The bound with the given value and the gradient of the surrogate."""
         value = value.detach()
         return cls(Revalued.apply(surrogate, value), value, calls)
 
 
 def shaped(found: Bound, bound: BoundScores) -> Bound:
-    """A bound per row in the shape of the batch."""
+    """Reshape a bound per row to the shape of the batch."""
     return Bound(*(bound.shaped(tensor) for tensor in (found.surrogate, found.value, found.calls)))
 
 
@@ -51,7 +51,7 @@ def bind(
     temperature: float | Tensor | None,
     generator: torch.Generator | None,
 ) -> BoundScores:
-    """Check the arguments of a bound, and bind its scores; k is ``least`` at least."""
+    """Check the arguments of a bound, and bind its scores; k must be at least ``least``."""
     require_structure(structure)
     check_int("k", k, least=least)
     check_loss("log_joint", log_joint)

@@ -1,4 +1,4 @@
-"""Samples that differ from each other, each of which stands for itself and for what was not drawn."""
+"""A bound from distinct samples, weighted by their inclusion probabilities."""
 
 from __future__ import annotations
 
@@ -26,56 +26,56 @@ def distinct_bound(
     temperature: float | Tensor | None = None,  # shape: broadcasts to (*batch,)
     generator: torch.Generator | None = None,
 ) -> Bound:
-    r"""A bound of up to k different samples: exact for those that were sure to come, weighted for the others.
+    r"""A bound from up to k distinct samples, each weighted by its inverse inclusion probability.
 
-    With q the `sparsum.Gibbs` distribution of the scores, S the first k different samples of it, and p(x) the sum of p(x, z)
-    over all that is allowed,
+    With q the `sparsum.Gibbs` distribution of the scores, S the first k distinct samples from q, and p(x) the sum of
+    p(x, z) over all allowed z,
 
     .. math:: \hat L = \log \sum_{z \in S} \frac{p(x, z)}{\pi(z)}, \quad \mathbb{E}\, e^{\hat L} = p(x), \quad
         \pi(z) = 1 - e^{-\tau q(z \mid x)}
 
-    where samples come at random times, one per unit of time on average, :math:`\tau` is the time at which one more would
-    have come, at most 2 k + 32, and :math:`\pi` the probability to come before. It is close to 1 for all that is likely,
-    which so is summed exactly, and close to :math:`\tau q` for the rest, as in importance sampling. The gradient is that of
-    :math:`\log p(x, z) + \log q(z \mid x)`, with the share of each term as its weight: p climbs the bound, q learns to be
-    the posterior.
+    where samples arrive as a Poisson process, one per unit of time on average, :math:`\tau` is the arrival time of the next
+    distinct sample, at most 2 k + 32, and :math:`\pi` the probability of arriving before. :math:`\pi` is close to 1 for
+    likely assignments, which are therefore summed exactly, and close to :math:`\tau q` for the others, as in importance
+    sampling. The gradient is that of :math:`\log p(x, z) + \log q(z \mid x)`, with each term weighted by its share of the
+    sum: p maximises the bound, q is fitted to the posterior.
 
-    `wake_wake` has the same gradient, and spends calls on samples that it has already; here, where q is sure of few
-    assignments, calls are as few. Where no sample comes twice, its bound is the tighter one, by 1 / (2 k) nats or so, since
-    :math:`\tau` is random.
+    `wake_wake` has the same gradient, but calls ``log_joint`` again for repeated samples; here, where q concentrates on few
+    assignments, there are few calls. If no sample occurs twice, the bound of `wake_wake` is tighter, by about 1 / (2 k)
+    nats, since :math:`\tau` is random.
 
     >>> import sparsum as sp
     >>> scores = torch.tensor([[9.0, -9.0, 0.0], [0.1, 0.2, 0.3]], requires_grad=True)
     >>> log_joint = lambda z, row: -4.0 * (z - torch.tensor([1.0, 0.0, 0.0])).abs().sum(-1)
     >>> generator = torch.Generator().manual_seed(0)
-    >>> sp.estimators.distinct_bound(scores, sp.Bits(3), log_joint, k=6, generator=generator).calls  # one is sure of 2 bits
+    >>> sp.estimators.distinct_bound(scores, sp.Bits(3), log_joint, k=6, generator=generator).calls  # row 0: 2 certain bits
     tensor([2, 6])
     >>> many = sp.estimators.distinct_bound(scores[1].expand(4000, 3), sp.Bits(3), log_joint, k=6, generator=generator)
-    >>> many.value.exp().mean()  # and p(x) is 1.0560
+    >>> many.value.exp().mean()  # p(x) is 1.0560
     tensor(1.0670)
 
     Args:
-        scores: one score per part of the structure; -inf forbids, as does what is 1e30 below all others.
+        scores: one score per part of the structure; -inf forbids the part, and so does a score 1e30 below all others.
         structure: one of `OneOf`, `Bits`, `Groups`, `Sequence`, `Enumerated` and `Tree`.
-        log_joint: called as ``log_joint(z, row)`` with packed assignments and the row of each, (n,), as the loss of an
-            estimator; returns log p(x, z) of each, (n,). What is no number stays in its row.
-        k: how many different samples there may be, at least 2: q learns by comparing them. If the structure has no more
-            assignments than that, all that are allowed are summed.
+        log_joint: called like the loss of an estimator, as ``log_joint(z, row)`` with packed assignments and the row of
+            each, (n,); returns log p(x, z) of each, (n,). A NaN affects only its own row.
+        k: the largest number of distinct samples, at least 2: q learns by comparing them. If the structure has at most k
+            assignments, all allowed ones are summed.
         mask: True where a part is allowed; see `sparsum.AbstractStructure.bind`.
         temperature: divides the scores; a positive number, or one per example.
-        generator: for the samples; the default one of the device if None.
+        generator: the source of randomness, on the device of the scores; by default torch's global generator.
 
     Returns:
-        The bound, in float32 at least, and its surrogate, whose second derivatives mean nothing.
+        The bound, in at least float32, and its surrogate, whose second derivatives are meaningless.
 
     Raises:
-        TypeError: if scores are not floating-point, k is no int, ``log_joint`` returns no tensor of floats, ``generator`` is
-            neither None nor a `torch.Generator`, or there is no `sparsum.Gibbs` distribution over the structure.
-        ValueError: if shapes do not fit, k < 2, or rows hold a NaN or +inf or allow nothing.
+        TypeError: if scores are not floating-point, k is not an int, ``log_joint`` does not return a floating-point tensor,
+            ``generator`` is neither None nor a `torch.Generator`, or `sparsum.Gibbs` does not support the structure.
+        ValueError: if shapes do not match, k < 2, or a row contains NaN or +inf or is fully masked.
 
     References:
         - Priority sampling for estimation of arbitrary subset sums (Duffield, Lund & Thorup, 2007), on the weights
-        - Stochastic beams and where to find them (Kool, van Hoof & Welling, 2019), on different samples of a model,
+        - Stochastic beams and where to find them (Kool, van Hoof & Welling, 2019), on distinct samples of a model,
           https://arxiv.org/abs/1903.06059
         - Reweighted wake-sleep (Bornschein & Bengio, 2015), on the gradient, https://arxiv.org/abs/1406.2751
     """
@@ -91,15 +91,15 @@ def distinct_bound(
     with torch.no_grad():
         log_weights = log_joints - log_inclusion(log_probs, log_until[segments.row]).to(log_joints.dtype)
         value, share = segments.logsumexp(log_weights), segments.softmax(log_weights)
-    # What has no share may be -inf.
+    # Terms with a share of 0 may be -inf.
     surrogate = segments.sum(torch.where(share == 0, 0.0, share * (log_joints + log_probs.to(log_joints.dtype))))
     return shaped(Bound.of(value, surrogate, segments.lengths), bound)
 
 
 def _all_allowed(q: Gibbs, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """As `_first_different` at a time when all has come that may come, of structures with at most k assignments."""
+    """`_first_different` for structures with at most k assignments, after an infinite time: all allowed assignments."""
     atoms, is_kept = q.bound.kbest(k)
-    # Scores as low as the dtype has them forbid, too, as they do for samples.
+    # The lowest scores of the dtype also forbid, as they do for samples.
     is_allowed = q.model.log_prob(atoms.flatten(0, 1), q.bound.row(atoms.shape[1])) > -torch.inf
     return atoms, is_kept & is_allowed.reshape(is_kept.shape), torch.full_like(q.model.log_partition, torch.inf)
 
@@ -107,12 +107,12 @@ def _all_allowed(q: Gibbs, k: int) -> tuple[Tensor, Tensor, Tensor]:
 def _first_different(q: Gibbs, k: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
     """Samples of each row, (n_rows, n, *event_shape), which of them to keep, (n_rows, n), and log tau, (n_rows,), float64.
 
-    Samples that come at the times of a Poisson process are, for each assignment, a process of its own: the times of their
-    first samples are independent, and those that come before a time fixed beforehand, or before the (k + 1)-th, are a
-    sample without replacement. No loop over the choices of a structure is needed, as it is for a beam search.
+    If samples arrive as a Poisson process, those of each assignment form an independent Poisson process. So the times of
+    first arrival are independent, and the assignments that arrive before a fixed time, or before the (k + 1)-th distinct
+    one, are a sample without replacement. Unlike a beam search, this does not loop over the choices of a structure.
     """
     latest = 2 * k + 32
-    n = math.ceil(latest + 8 * math.sqrt(latest))  # too few to reach that time with a probability below 1e-10
+    n = math.ceil(latest + 8 * math.sqrt(latest))  # enough to reach that time except with probability < 1e-10
     drawn = q.model.sample(n, generator).transpose(0, 1)
     like = torch.empty((), dtype=torch.float64, device=drawn.device)
     time = exponential(drawn.shape[:2], like, generator).cumsum(-1)
@@ -125,9 +125,9 @@ def _first_different(q: Gibbs, k: int, generator: torch.Generator | None) -> tup
 def is_first(
     atoms: Tensor,  # shape: (n_rows, n, *event_shape)
 ) -> Tensor:
-    """Whether an atom is the first of its kind in its row: (n_rows, n)."""
+    """Whether an atom is the first occurrence in its row: (n_rows, n)."""
     flat = atoms.flatten(2) if atoms.ndim > 2 else atoms.unsqueeze(-1)
-    # A number for each atom that is the same for another one with a probability of 2 ** -60 or less.
+    # A hash of each atom; two different atoms collide with a probability of at most 2 ** -60.
     key = (flat.long() * _factors(flat.shape[-1], flat.device)).sum(-1)
     ordered, source = key.sort(dim=-1, stable=True)
     is_new = torch.ones_like(ordered, dtype=torch.bool)
@@ -137,7 +137,7 @@ def is_first(
 
 @tensor_cache
 def _factors(n: int, device: torch.device) -> Tensor:
-    """Random numbers, always the same, of all 64 bits: (n,)."""
+    """Fixed random 64-bit integers: (n,)."""
     generator = torch.Generator("cpu").manual_seed(0)
     return torch.randint(-(2**63), 2**63 - 1, (n,), generator=generator, device="cpu").to(device)
 
@@ -146,7 +146,7 @@ def log_inclusion(
     log_probs: Tensor,  # shape: (n,)
     log_until: Tensor,  # shape: (n,), float64
 ) -> Tensor:
-    """The logarithm of the probability that an assignment comes by a time: (n,), float64."""
-    log_mean = log_probs.double() + log_until  # of the number of its samples until then
-    # Where the mean is next to nothing, and might underflow, it is that probability.
+    """The logarithm of the probability that an assignment arrives before a given time: (n,), float64."""
+    log_mean = log_probs.double() + log_until  # log of the expected number of its samples until then
+    # A tiny mean, which might underflow, equals that probability.
     return torch.where(log_mean < -40, log_mean, (-torch.expm1(-log_mean.exp())).log())

@@ -1,8 +1,8 @@
-r"""Importance-weighted bounds of independent samples.
+r"""Importance-weighted bounds from independent samples.
 
 .. math:: \hat L = \log \frac1S \sum_s w_s, \quad w_s = p(x, z_s) / q(z_s \mid x), \quad z_s \sim q
 
-is a lower bound on log p(x) in expectation, the tighter the more samples. `vimco` and `wake_wake` differ in the gradient.
+is a lower bound on log p(x) in expectation, tighter with more samples. `vimco` and `wake_wake` differ in the gradient.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def vimco(
     temperature: float | Tensor | None = None,  # shape: broadcasts to (*batch,)
     generator: torch.Generator | None = None,
 ) -> Bound:
-    r"""The importance-weighted bound of k samples, with a baseline for each of them from the others.
+    r"""The importance-weighted bound of k samples; the baseline of each sample is computed from the others.
 
     .. math:: \hat L = \log \frac1k \sum_s w_s, \quad w_s = p(x, z_s) / q(z_s \mid x), \quad z_s \sim q
 
-    with q the `sparsum.Gibbs` distribution of the scores. The gradient is that of the weights, and the score function
-    :math:`\sum_s (\hat L - \hat L_{-s}) \nabla \log q(z_s)`, where :math:`\hat L_{-s}` has the geometric mean of the
-    other weights in the place of :math:`w_s`, and is 0 where these are all 0.
+    with q the `sparsum.Gibbs` distribution of the scores. The gradient is that of the weights plus the score function
+    :math:`\sum_s (\hat L - \hat L_{-s}) \nabla \log q(z_s)`, where :math:`\hat L_{-s}` uses the geometric mean of the
+    other weights instead of :math:`w_s`, and is 0 where these are all 0.
 
     >>> import sparsum as sp
     >>> scores, joint = torch.zeros(1, 3, requires_grad=True), torch.tensor([0.2, 0.3, 0.1]).log()
@@ -44,22 +44,22 @@ def vimco(
     tensor([5])
 
     Args:
-        scores: one score per part of the structure; -inf forbids.
-        structure: a set of assignments that `sparsum.Gibbs` takes.
+        scores: one score per part of the structure; -inf forbids the part.
+        structure: a structure that `sparsum.Gibbs` supports.
         log_joint: called as ``log_joint(z, row)`` with packed assignments and the row of each, (n,); returns log p(x, z) of
             each, (n,).
         k: the number of samples, at least 2.
         mask: True where a part is allowed; see `sparsum.AbstractStructure.bind`.
         temperature: divides the scores; a positive number, or one per example.
-        generator: the source of randomness, on the device of the scores; by default torch's own.
+        generator: the source of randomness, on the device of the scores; by default torch's global generator.
 
     Returns:
-        The bound, in float32 at least, and its surrogate, whose second derivatives mean nothing.
+        The bound, in at least float32, and its surrogate, whose second derivatives are meaningless.
 
     Raises:
-        TypeError: if there is no `sparsum.Gibbs` over the structure, k is not an int, or ``log_joint`` does not return a
+        TypeError: if `sparsum.Gibbs` does not support the structure, k is not an int, or ``log_joint`` does not return a
             floating-point tensor.
-        ValueError: if shapes do not fit, k < 2, or rows hold a NaN or +inf or allow nothing.
+        ValueError: if shapes do not match, k < 2, or a row contains NaN or +inf or is fully masked.
 
     References:
         - Variational inference for Monte Carlo objectives (Mnih & Rezende, 2016), equations 8 to 10,
@@ -79,14 +79,14 @@ def wake_wake(
     temperature: float | Tensor | None = None,  # shape: broadcasts to (*batch,)
     generator: torch.Generator | None = None,
 ) -> Bound:
-    r"""The importance-weighted bound of k samples, towards the best of which the posterior is drawn.
+    r"""The importance-weighted bound of k samples, with the posterior fitted to the weighted samples.
 
-    The bound is that of `vimco`, with another gradient,
+    The bound is that of `vimco`, but the gradient is
 
     .. math:: \sum_s \frac{w_s}{\sum_r w_r} \nabla \bigl( \log p(x, z_s) + \log q(z_s \mid x) \bigr) :
 
-    q does not climb the bound but learns to be the posterior, by the cross-entropy on weighted samples. That is not a score
-    function, and needs no baseline. `topk_bound` has the best assignments in the place of samples, and no noise.
+    q does not maximise the bound but is fitted to the posterior, by the cross-entropy on weighted samples. This is not a
+    score function and does not need a baseline. `topk_bound` uses the best assignments instead of samples, without noise.
 
     >>> import sparsum as sp
     >>> scores, joint = torch.zeros(1, 3, requires_grad=True), torch.tensor([0.2, 0.3, 0.1]).log()
@@ -94,22 +94,22 @@ def wake_wake(
     >>> (-bound.surrogate).sum().backward()
 
     Args:
-        scores: one score per part of the structure; -inf forbids.
-        structure: a set of assignments that `sparsum.Gibbs` takes.
+        scores: one score per part of the structure; -inf forbids the part.
+        structure: a structure that `sparsum.Gibbs` supports.
         log_joint: called as ``log_joint(z, row)`` with packed assignments and the row of each, (n,); returns log p(x, z) of
             each, (n,).
         k: the number of samples, at least 2.
         mask: True where a part is allowed; see `sparsum.AbstractStructure.bind`.
         temperature: divides the scores; a positive number, or one per example.
-        generator: the source of randomness, on the device of the scores; by default torch's own.
+        generator: the source of randomness, on the device of the scores; by default torch's global generator.
 
     Returns:
-        The bound, in float32 at least, and its surrogate, whose second derivatives mean nothing.
+        The bound, in at least float32, and its surrogate, whose second derivatives are meaningless.
 
     Raises:
-        TypeError: if there is no `sparsum.Gibbs` over the structure, k is not an int, or ``log_joint`` does not return a
+        TypeError: if `sparsum.Gibbs` does not support the structure, k is not an int, or ``log_joint`` does not return a
             floating-point tensor.
-        ValueError: if shapes do not fit, k < 2, or rows hold a NaN or +inf or allow nothing.
+        ValueError: if shapes do not match, k < 2, or a row contains NaN or +inf or is fully masked.
 
     References:
         - Reweighted wake-sleep (Bornschein & Bengio, 2015), section 2.3, https://arxiv.org/abs/1406.2751
@@ -122,7 +122,7 @@ def vimco_from_weights(
     log_weights: Tensor,  # shape: (n_samples, *batch)
     log_probs: Tensor,  # shape: (n_samples, *batch)
 ) -> Bound:
-    """`vimco` of samples that were drawn before, of any posterior q.
+    """`vimco` from the weights of given samples of any posterior q.
 
     >>> import sparsum as sp
     >>> q = sp.Gibbs(torch.zeros(3, requires_grad=True), sp.OneOf(3))
@@ -133,15 +133,15 @@ def vimco_from_weights(
 
     Args:
         log_weights: the logarithms of the weights p(x, z) / q(z | x) of independent samples of q, with their gradients;
-            samples come first, at least 2, then the batch.
+            the first dimension holds the samples, at least 2, the others are the batch.
         log_probs: the log-probabilities of the samples under q, with their gradient.
 
     Returns:
-        The bound in the dtype of the weights, which should be float32 at least.
+        The bound in the dtype of the weights, which should be at least float32.
     """
     calls = _calls(log_weights, log_probs)
     n = len(log_weights)
-    # Where no sample has a weight, there is nothing to learn: equal weights have no signal.
+    # Where all weights are 0, use equal weights, whose signal is 0.
     is_empty = (log_weights.detach() == -torch.inf).all(0)
     log_weights = log_weights.masked_fill(is_empty, 0.0)
     bound = log_weights.logsumexp(0) - math.log(n)
@@ -152,7 +152,7 @@ def vimco_from_weights(
         others = torch.where(is_own, 0.0, fixed.unsqueeze(0)).sum(1) / (n - 1)
         replaced = torch.where(is_own, others.unsqueeze(1), fixed.unsqueeze(0))
         baseline = replaced.logsumexp(1) - math.log(n)
-        # Where all others have weight 0, any number will do that does not depend on the sample.
+        # Where all other weights are 0, any baseline that does not depend on the sample is valid.
         signal = bound.detach() - torch.where(baseline == -torch.inf, 0.0, baseline)
     return Bound.of(bound.masked_fill(is_empty, -torch.inf), bound + (signal * log_probs).sum(0), calls)
 
@@ -161,7 +161,7 @@ def wake_wake_from_weights(
     log_weights: Tensor,  # shape: (n_samples, *batch)
     log_probs: Tensor,  # shape: (n_samples, *batch)
 ) -> Bound:
-    """`wake_wake` of samples that were drawn before, of any posterior q.
+    """`wake_wake` from the weights of given samples of any posterior q.
 
     >>> log_joint = torch.tensor([-1.0, -3.0])  # log p(x, z) of two samples of q
     >>> log_q = torch.tensor([-0.7, -0.7], requires_grad=True)
@@ -171,25 +171,25 @@ def wake_wake_from_weights(
 
     Args:
         log_weights: the logarithms of the weights p(x, z) / q(z | x) of independent samples of q, with their gradients;
-            samples come first, at least 2, then the batch.
+            the first dimension holds the samples, at least 2, the others are the batch.
         log_probs: the log-probabilities of the samples under q, with their gradient.
 
     Returns:
-        The bound in the dtype of the weights, which should be float32 at least.
+        The bound in the dtype of the weights, which should be at least float32.
     """
     calls = _calls(log_weights, log_probs)
     with torch.no_grad():
         bound = log_weights.logsumexp(0) - math.log(len(log_weights))
         share = log_weights.softmax(0)
-        # Where no sample has a weight, there is nothing to learn.
+        # Where all weights are 0, the gradient is 0.
         share = torch.where(bound == -torch.inf, 0.0, share)
-    # Twice, since the weights have it with the other sign.
+    # log q enters twice, since the weights contain it with the opposite sign.
     terms = torch.where(share == 0, 0.0, log_weights + 2 * log_probs)
     return Bound.of(bound, (share * terms).sum(0), calls)
 
 
 def _weigh(bound: BoundScores, log_joint: Loss, k: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """The logarithms of weights and of probabilities of k samples for each row: (k, n_rows) each."""
+    """The log-weights and log-probabilities of k samples for each row: (k, n_rows) each."""
     q = Gibbs.from_bound(bound)
     atoms, row = q.model.sample(k, generator).transpose(0, 1).flatten(0, 1), bound.row(k)
     joint = call_for_numbers("log_joint", log_joint, atoms, row, bound.n_rows)
@@ -204,7 +204,7 @@ def _calls(
 ) -> Tensor:
     """The number of samples for each element of the batch: (*batch,).
 
-    Raise a TypeError or ValueError unless there are several, and for both.
+    Raises a TypeError or ValueError unless both arguments hold the same number of samples, at least 2.
     """
     for name, value in (("log_weights", log_weights), ("log_probs", log_probs)):
         if not isinstance(value, Tensor) or not value.is_floating_point():

@@ -1,4 +1,4 @@
-"""The best assignments, summed exactly, and how they become better."""
+"""A bound from the exact sum over the k best assignments."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def topk_bound(
     temperature: float | Tensor | None = None,  # shape: broadcasts to (*batch,)
     generator: torch.Generator | None = None,
 ) -> Bound:
-    r"""The log-likelihood as far as the k best assignments explain it, which learn to be the ones that do.
+    r"""The log-likelihood of the k best assignments; the scores learn which assignments explain x best.
 
     .. math:: L = \log \sum_{z \in S} p(x, z) \le \log p(x), \quad S = \operatorname{top-k}_z \; a_z^\top t
 
-    For models of an observation x with a latent z, in the place of the ELBO of `TopK`: among all distributions over S the
-    posterior :math:`w(z) \propto p(x, z)` has the highest ELBO, and that is L. So the parameters of p follow the exact
-    gradient of L, at the same k calls. No small step of the scores changes S. They learn by the Fenchel-Young loss of
-    `sparsum.sparsemax` over S, with w as its target: their gradient is :math:`\sum_{z \in S} (w(z) - \xi(z)) \, a_z`, where
-    :math:`\xi` is `sparsum.topk_sparsemax`. Assignments rise that explain x better than their score tells, and bring their
-    neighbours into S.
+    For models of an observation x with a latent z, instead of the ELBO of `TopK`: among all distributions over S the
+    posterior :math:`w(z) \propto p(x, z)` has the highest ELBO, and this ELBO is L. The parameters of p receive the exact
+    gradient of L, at the same cost of k calls. Small changes of the scores do not change S, so the scores are trained by
+    the Fenchel-Young loss of `sparsum.sparsemax` over S with target w. Their gradient is
+    :math:`\sum_{z \in S} (w(z) - \xi(z)) \, a_z`, where :math:`\xi` is `sparsum.topk_sparsemax`. The scores of assignments
+    that explain x better than predicted rise, which brings similar assignments into S.
 
-    The best assignments differ in the parts that scores are least sure of. A part they are sure of is the same in all of S,
-    and learns nothing from this example, be it right or wrong. The network must learn these parts from less certain
-    examples; scores that are certain of the same in all examples stay as they are.
+    The best assignments differ in the parts with the least certain scores. A part with a certain score is the same in all
+    of S, and does not receive a gradient from this example, whether it is right or wrong. The network must learn these
+    parts from less certain examples; a part that is equally certain in all examples never changes.
 
     >>> import sparsum as sp
     >>> scores = torch.tensor([[0.2, -0.1, 3.0]], requires_grad=True)
@@ -45,29 +45,30 @@ def topk_bound(
     >>> bound.value
     tensor([0.0363])
     >>> (-bound.surrogate).sum().backward()
-    >>> scores.grad.round(decimals=1)  # the first bit is to fall and the second to rise; of the third S has one value
+    >>> scores.grad.round(decimals=1)  # lowers the first bit, raises the second; the third is the same in all of S
     tensor([[ 0.7000, -0.6000,  0.0000]])
 
     Args:
-        scores: one score per part of the structure; -inf forbids.
+        scores: one score per part of the structure; -inf forbids the part.
         structure: the set of assignments.
-        log_joint: called as ``log_joint(z, row)`` with packed assignments and the row of each, (n,), as the loss of an
-            estimator; returns log p(x, z) of each, (n,). What is no number stays in its row.
-        k: how many of the best assignments; each row has as many as it allows, if these are fewer.
+        log_joint: called like the loss of an estimator, as ``log_joint(z, row)`` with packed assignments and the row of
+            each, (n,); returns log p(x, z) of each, (n,). A NaN affects only its own row.
+        k: the number of best assignments, at least 1; a row that allows fewer uses all it allows.
         mask: True where a part is allowed; see `sparsum.AbstractStructure.bind`.
         temperature: divides the scores; a positive number, or one per example.
-        generator: not used, since nothing is drawn; here so that all bounds have one signature.
+        generator: not used; all bounds share one signature.
 
     Returns:
-        The bound, in float32 at least, and its surrogate, whose second derivatives mean nothing.
+        The bound, in at least float32, and its surrogate, whose second derivatives are meaningless.
 
     Raises:
-        TypeError: if scores are not floating-point, k is no int, or ``log_joint`` returns no tensor of floats.
-        ValueError: if shapes do not fit, k < 1, or rows hold a NaN or +inf or allow nothing.
+        TypeError: if scores are not floating-point, k is not an int, or ``log_joint`` does not return a floating-point
+            tensor.
+        ValueError: if shapes do not match, k < 1, or a row contains NaN or +inf or is fully masked.
 
     References:
-        - Reweighted wake-sleep (Bornschein & Bengio, 2015), which has samples in the place of the best and the
-          cross-entropy in that of the Fenchel-Young loss, https://arxiv.org/abs/1406.2751
+        - Reweighted wake-sleep (Bornschein & Bengio, 2015), which uses samples instead of the best assignments and the
+          cross-entropy instead of the Fenchel-Young loss, https://arxiv.org/abs/1406.2751
         - Learning with Fenchel-Young losses (Blondel, Martins & Niculae, 2020), https://arxiv.org/abs/1901.02324
     """
     bound = bind(scores, structure, log_joint, k, least=1, mask=mask, temperature=temperature, generator=generator)
@@ -86,8 +87,8 @@ def _posterior(
     log_probs: Tensor,  # shape: (n,)
     allowed: Tensor,  # shape: (n_rows, n_best)
 ) -> Tensor:
-    """The posterior over the best assignments of each row, 0 for what is not allowed: (n_rows, n_best)."""
+    """The posterior over the best assignments of each row, 0 for forbidden ones: (n_rows, n_best)."""
     place = (allowed.reshape(-1).cumsum(0) - 1).clamp_min_(0).reshape(allowed.shape)
     terms = torch.where(allowed, log_probs[place], -torch.inf)
-    # Where nothing has mass, it is 0 everywhere, so that all that was thought to have some falls.
+    # Where p(x, z) is 0 for all of them, the posterior is 0 everywhere, so that all scores with mass fall.
     return torch.where((terms == -torch.inf).all(-1, keepdim=True), 0.0, terms.softmax(-1))
