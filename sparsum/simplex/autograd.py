@@ -83,7 +83,7 @@ def _jacobian(probs: Tensor, alpha: Alpha, vector: Tensor) -> Tensor:
 
 def _can_multiply(probs: Tensor, alpha: Alpha, vector: Tensor) -> bool:
     """Alpha is the number 1.5 or 2, and the memory of the vector is readable."""
-    return dispatch.takes(probs, alpha) and kernels.can_read(vector)
+    return dispatch.has_kernel(probs, alpha) and kernels.can_read(vector)
 
 
 @kernels.operation("entmax_jacobian", kernel=dispatch.jacobian, takes=_can_multiply, is_traceable=True)

@@ -15,7 +15,7 @@ from sparsum.simplex.dispatch import EXPONENTS
 from sparsum.simplex.thresholds import solve_short, solve_traceable
 
 
-@kernels.operation("entmax", kernel=dispatch.solve, takes=dispatch.takes, is_traceable=True)
+@kernels.operation("entmax", kernel=dispatch.solve_by_kernel, takes=dispatch.has_kernel, is_traceable=True)
 def solve(x: Tensor, alpha: float | Tensor, mask: Tensor | None) -> Tensor:
     """Probabilities of the rows of ``x`` (*batch, n), n > 0, in its dtype; ``alpha`` is a number or of shape (*batch, 1).
 

@@ -14,7 +14,7 @@ from sparsum.structures import BoundScores
 _MOST_BITS = 1024
 
 
-def takes(
+def are_few_bits(
     flat: Tensor,  # shape: (n_rows, n), the scores
     _rows: BoundScores,
     problem: Quadratic,

@@ -168,10 +168,10 @@ class ActiveRows:
     ) -> Direction:
         """The direction of the targets when the atoms in `slot` are added."""
         weight, weighted = self.problem.weight, difference * self.problem.weight
-        gradient = kkt.apply(self.vectors, weighted)
+        gradient = kkt.multiply(self.vectors, weighted)
         gradient -= (weighted * (self.mean - self.origin)).sum(-1, keepdim=True)
-        direction = (self.target + kkt.apply(self.inverse, gradient)).scatter_(1, self.slot.unsqueeze(-1), -1.0)
-        moved = kkt.apply_transposed(self.vectors, direction)
+        direction = (self.target + kkt.multiply(self.inverse, gradient)).scatter_(1, self.slot.unsqueeze(-1), -1.0)
+        moved = kkt.multiply_transposed(self.vectors, direction)
         distance = torch.mv(moved.square(), weight)
         is_dependent = distance <= _DEPENDENT * (difference * weighted).sum(-1) + _NO_DISTANCE
         return Direction(direction, moved, distance, -(residual * moved).sum(-1), is_dependent)
@@ -206,7 +206,7 @@ class ActiveRows:
             self._drop(index, slot)
             index, slot = self._cut(index)
         if len(cut):
-            self.mean[cut] = self.origin[cut] + kkt.apply_transposed(self.vectors[cut], self.target[cut])
+            self.mean[cut] = self.origin[cut] + kkt.multiply_transposed(self.vectors[cut], self.target[cut])
 
     def _cut(
         self,
@@ -251,11 +251,11 @@ class ActiveRows:
             Which rows have an inaccurate inverse: (n_rows,).
         """
         residual, shift = self.problem.residual(self.mean), self.mean - self.origin
-        gradient = kkt.apply(self.vectors, residual) - (residual * shift).sum(-1, keepdim=True)
-        correction = kkt.apply(self.inverse, gradient) * is_meant.unsqueeze(-1)
+        gradient = kkt.multiply(self.vectors, residual) - (residual * shift).sum(-1, keepdim=True)
+        correction = kkt.multiply(self.inverse, gradient) * is_meant.unsqueeze(-1)
         self.target += correction
         self.target /= self.target.sum(-1, keepdim=True)
-        self.mean = self.origin + kkt.apply_transposed(self.vectors, self.target)
+        self.mean = self.origin + kkt.multiply_transposed(self.vectors, self.target)
         return ~(correction.abs().amax(-1) <= _LOST)
 
     def _exchange(
@@ -292,11 +292,11 @@ class ActiveRows:
         self.inverse[index] = tangent.inverse()
         target, origin = self.probs[index], self.origin[index]
         for _ in range(2):  # the second iteration refines the first
-            residual = problem.linear[index] - problem.weight * (origin + kkt.apply_transposed(vectors, target))
-            target = target + tangent.solve(kkt.apply(vectors, residual))
+            residual = problem.linear[index] - problem.weight * (origin + kkt.multiply_transposed(vectors, target))
+            target = target + tangent.solve(kkt.multiply(vectors, residual))
             target = target / target.sum(-1, keepdim=True)
         self.target[index] = target
-        self.mean[index] = origin + kkt.apply_transposed(vectors, target)
+        self.mean[index] = origin + kkt.multiply_transposed(vectors, target)
 
     def _grow(self) -> None:
         """Add slots if a row may not have a free one."""

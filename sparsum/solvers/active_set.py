@@ -140,7 +140,7 @@ class ActiveSet(AbstractSolver):
         return atoms, kept / kept.sum(-1, keepdim=True, dtype=torch.float64)
 
 
-@kernels.operation("active_set_of_bits", kernel=active_bits.run_bits, takes=active_bits.takes, is_traceable=True)
+@kernels.operation("active_set_of_bits", kernel=active_bits.run_bits, takes=active_bits.are_few_bits, is_traceable=True)
 def run_from_best(
     flat: Tensor,  # noqa: ARG001 (shape: (n_rows, n_parts), the scores, by which the registry chooses)
     rows: BoundScores,

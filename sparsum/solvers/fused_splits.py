@@ -40,7 +40,7 @@ class Kind(NamedTuple):
     is_limited: bool
 
 
-def takes(
+def is_narrow(
     scores: Tensor,  # shape: (n_rows, n)
     *_: object,
 ) -> bool:

@@ -24,7 +24,7 @@ from torch import Tensor
 _DEPENDENT = 1e-10
 
 
-def apply(
+def multiply(
     matrix: Tensor,  # shape: (n_rows, n_slots, n_columns)
     x: Tensor,  # shape: (n_rows, n_columns)
 ) -> Tensor:
@@ -32,7 +32,7 @@ def apply(
     return torch.bmm(x.unsqueeze(1), matrix.mT).squeeze(1)
 
 
-def apply_transposed(
+def multiply_transposed(
     matrix: Tensor,  # shape: (n_rows, n_slots, n_columns)
     x: Tensor,  # shape: (n_rows, n_slots)
 ) -> Tensor:

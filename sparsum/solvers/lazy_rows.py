@@ -128,5 +128,5 @@ class LazyRows:
         is_there = is_open & ~self.is_dropping & ~self.is_lost
         probs = torch.where(is_there.unsqueeze(-1), target, probs).masked_fill(is_left, 0.0).clamp_min(0)
         rows.probs = torch.where(is_open.unsqueeze(-1), probs, rows.probs)
-        mean = rows.origin + kkt.apply_transposed(rows.vectors, target)
+        mean = rows.origin + kkt.multiply_transposed(rows.vectors, target)
         rows.target, rows.mean = target, torch.where((is_cut & is_there).unsqueeze(-1), mean, rows.mean)

@@ -34,12 +34,12 @@ class _Face:
 
     def mean(self, probs: Tensor) -> Tensor:
         """The mean vectors: (n_rows, n_parts)."""
-        return self.origin + kkt.apply_transposed(self.vectors, probs)
+        return self.origin + kkt.multiply_transposed(self.vectors, probs)
 
     def solve(self, problem: Quadratic, probs: Tensor) -> Tensor:
         """The optimal probabilities, of any sign, or the given ones where they are not finite: (n_rows, n_slots)."""
         probs = probs / probs.sum(-1, keepdim=True)
-        solved = probs + self.tangent.solve(kkt.apply(self.vectors, problem.residual(self.mean(probs))))
+        solved = probs + self.tangent.solve(kkt.multiply(self.vectors, problem.residual(self.mean(probs))))
         solved = solved / solved.sum(-1, keepdim=True)
         return torch.where(solved.isfinite().all(-1, keepdim=True), solved, probs)
 
@@ -95,7 +95,7 @@ class Found:
         kept, probs, atoms = self.padded.probs > 0, self.padded.probs, self.padded.atoms
         packed = Packed.with_size(kept, kept.sum(-1), self.n_atoms)
         if linear.requires_grad:
-            scores = kkt.apply(self.face.vectors, linear)
+            scores = kkt.multiply(self.face.vectors, linear)
             probs = probs + self.face.tangent.solve(scores - scores.detach())
         probs = packed.take(probs).to(dtype)
         # float16 would round the smallest probabilities to 0, and so drop their atoms.

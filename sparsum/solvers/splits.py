@@ -52,11 +52,6 @@ class Nested(AbstractSolver):
 
     def solve(self, bound: BoundScores) -> Solution:
         """Split the marginals of all rows; takes `Bits` and `Groups`."""
-        structure, scores, counts = bound.structure, bound.flat, bound.structure.bit_counts()
-        if structure.has_free_choices and structure.group_size is not None:
-            return _split_groups(bound, structure.group_size)
-        if counts is None or not counts.is_free(scores.shape[-1]):
-            raise TypeError(f"Nested takes Bits and Groups, got {structure!r}; use ActiveSet, which takes any structure")
         structure, counts = bound.structure, bound.structure.bit_counts()
         if structure.has_free_choices and structure.group_size is not None:
             return _split_groups(bound, structure.group_size)
@@ -97,7 +92,7 @@ class Systematic(AbstractSolver):
         return _split_bits(bound.flat, bound, counts, True)
 
 
-@kernels.operation("split_bits", kernel=fused_splits.split, takes=fused_splits.takes)
+@kernels.operation("split_bits", kernel=fused_splits.split, takes=fused_splits.is_narrow)
 def _split_bits(
     scores: Tensor,  # shape: (n_rows, n)
     bound: BoundScores,

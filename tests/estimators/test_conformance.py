@@ -331,7 +331,7 @@ def test_calls_that_do_not_fit_are_refused() -> None:
         estimator(scores, sp.OneOf(3), lambda z, row: z.float().unsqueeze(-1))
     with pytest.raises(TypeError, match=r"floating-point torch.Tensor, got torch.int64"):
         estimator(scores, sp.OneOf(3), lambda z, row: z)
-    with pytest.raises(TypeError, match=r"floating-point torch.Tensor, got float"):
+    with pytest.raises(TypeError, match=r"must return a tensor, or a dict, list or tuple of tensors"):
         estimator(scores, sp.OneOf(3), lambda z, row: 1.0)
     with pytest.raises(ValueError, match="NVIL needs a context"):
         se.NVIL(4)(scores, sp.OneOf(3), number)
