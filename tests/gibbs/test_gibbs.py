@@ -305,7 +305,7 @@ def test_forbidden_transitions_leave_no_way() -> None:
 
 
 def test_what_is_no_distribution_and_no_assignment() -> None:
-    with pytest.raises(TypeError, match=r"a Gibbs distribution over Budget.* is not known"):
+    with pytest.raises(TypeError, match=r"Gibbs does not support Budget.*: define either potentials"):
         sp.Gibbs(torch.zeros(4), sp.Budget(4, 2))
     with pytest.raises(TypeError, match=r"generator must be a torch\.Generator or None, got int"):
         sp.Gibbs(torch.zeros(3), sp.OneOf(3)).sample(generator=0)  # type: ignore[arg-type]
