@@ -97,3 +97,75 @@ def test_gradients_neither() -> None:
     wanted = gradient()
     with torch.device("meta"):
         torch.testing.assert_close(gradient(), wanted)
+
+
+SCORES: dict[str, tuple[sp.AbstractStructure, Any]] = {
+    "one of": (sp.OneOf(4), X),
+    "bits": (sp.Bits(4), X),
+    "budget": (sp.Budget(4, 2), X),
+    "subset": (sp.Subset(4, 2), X),
+    "groups": (sp.Groups(2, 2), X.reshape(3, 2, 2)),
+    "lengths": (sp.Sequence(2, 2, lengths=[2, 1, 1]), X.reshape(3, 2, 2)),
+    "pairs": (sp.Sequence(2, 2), (X.reshape(3, 2, 2), X.reshape(3, 1, 2, 2))),
+    "tree": (sp.Tree(2), X.reshape(3, 2, 2)),
+    "single root": (sp.Tree(2, single_root=True, lengths=[2, 1, 1]), X.reshape(3, 2, 2)),
+    "matching": (sp.Matching(2), X.reshape(3, 2, 2)),
+    "enumerated": (sp.Enumerated(EMBEDDED[:, :, 0]), X[:, :2]),
+}
+
+
+def estimators() -> list[sp.estimators.AbstractEstimator]:
+    se = sp.estimators
+    sums = [se.Dense(), se.Sparse(), se.Sparse(1.5), se.TopK(2), se.SparseMAP(), se.SparseMAP(sp.solvers.ActiveSet())]
+    samplers = [se.ScoreFunction(), se.SelfCritic(), se.LeaveOneOut(), se.SumAndSample(), se.UnorderedSet(2)]
+    relaxed = [
+        se.GumbelSoftmax(),
+        se.StraightThrough(),
+        se.ReinMax(),
+        se.Rebar(),
+        se.Relax(4),
+        se.Arm(),
+        se.Disarm(),
+        se.Imle(),
+    ]
+    return [*sums, *samplers, *relaxed]
+
+
+ESTIMATORS = estimators()
+
+
+def squares(z: Tensor, row: Tensor) -> Tensor:
+    return z.float().reshape(len(row), -1).square().sum(-1)
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_estimators_stay_on_the_device_of_the_scores(name: str) -> None:
+    structure, scores = SCORES[name]
+    parts = scores if isinstance(scores, tuple) else (scores,)
+    n_taken = 0
+    for estimator in ESTIMATORS:
+        if not estimator.needs.is_met(structure) or (
+            isinstance(estimator, sp.estimators.Relax) and name not in {"one of", "bits"}
+        ):
+            continue
+        leaves = tuple(part.clone().requires_grad_() for part in parts)
+        with torch.device("meta"):
+            generator = torch.Generator("cpu").manual_seed(0)
+            estimate = estimator(leaves if len(leaves) > 1 else leaves[0], structure, squares, generator=generator)
+            estimate.surrogate.sum().backward()
+        assert estimate.value.device.type == "cpu"
+        n_taken += 1
+    assert n_taken >= 6
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_distributions_and_bounds_stay_on_the_device_of_the_scores(name: str) -> None:
+    structure, scores = SCORES[name]
+    with torch.device("meta"):
+        generator = torch.Generator("cpu").manual_seed(0)
+        assert sp.estimators.topk_bound(scores, structure, squares, 3).value.device.type == "cpu"
+        if structure.has_partition:
+            p = sp.Gibbs(scores, structure)
+            assert p.sample((2,), generator=generator).device.type == p.entropy().device.type == "cpu"
+            for bound in (sp.estimators.distinct_bound, sp.estimators.vimco, sp.estimators.wake_wake):
+                assert bound(scores, structure, squares, 3, generator=generator).value.device.type == "cpu"

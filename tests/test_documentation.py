@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import sparsum as sp
-from examples import digits, estimators, knapsack, latent_trees, matching
+from examples import alignment, digits, estimators, knapsack, latent_trees, matching
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -60,7 +60,9 @@ def test_the_knapsack_is_a_structure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("example", "wanted"), [(knapsack, 0.7), (matching, 0.9), (latent_trees, 0.7)], ids=lambda e: str(e)[-30:]
+    ("example", "wanted"),
+    [(knapsack, 0.7), (matching, 0.9), (latent_trees, 0.7), (alignment, 0.8)],
+    ids=lambda e: str(e)[-30:],
 )
 def test_the_examples_learn(example: Any, wanted: float) -> None:
     before, after = example.main()

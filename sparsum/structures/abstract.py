@@ -366,17 +366,16 @@ _OPTIONAL = (
 
 def adjoint(function: Any, scores: Scores, cotangents: Potentials) -> Scores:
     """The adjoint of an affine function of the scores, applied to cotangents and differentiable in them."""
-    with torch.enable_grad(), torch.inference_mode(False):
+    with torch.inference_mode(False), torch.enable_grad():
         leaves = tuple(tensor.detach().clone().requires_grad_() for tensor in as_tuple(scores))
         outputs = function(leaves if isinstance(scores, tuple) else leaves[0])
-        pairs = [
-            (out, value) for out, value in zip(outputs, cotangents, strict=True) if out is not None and value is not None
+        used = [
+            (output, cotangent.to(output.dtype))
+            for output, cotangent in zip(outputs, cotangents, strict=True)
+            if output is not None and cotangent is not None and output.requires_grad
         ]
-        found = torch.autograd.grad(
-            [out for out, _ in pairs],
-            leaves,
-            [value.to(out.dtype) for out, value in pairs],
-            create_graph=True,
-            materialize_grads=True,
-        )
+        outputs, gradients = zip(*used, strict=True)
+        found = torch.autograd.grad(outputs, leaves, gradients, create_graph=True, materialize_grads=True)
+    if not torch.is_grad_enabled():
+        found = tuple(tensor.detach() for tensor in found)
     return found if isinstance(scores, tuple) else found[0]

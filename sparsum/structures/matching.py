@@ -81,7 +81,7 @@ class Matching(AbstractSized):
     ) -> Tensor:
         n, m = self.score_shape
         lengths = [n] * len(rows) if self.lengths is None else self.lengths.tolist()
-        atoms = torch.zeros(len(rows), n, dtype=torch.int64)
+        atoms = torch.zeros(len(rows), n, dtype=torch.int64, device="cpu")
         for atom, matrix, length in zip(atoms, rows.double().cpu(), lengths, strict=True):
             atom[:length] = _best_columns(matrix[:length, : length + m - n])
         return atoms.to(rows.device)
@@ -94,5 +94,5 @@ def _best_columns(matrix: Tensor) -> Tensor:
     try:
         _, columns = linear_sum_assignment(matrix.numpy(), maximize=True)
     except ValueError:  # infeasible; or a NaN, for which there is no best
-        return torch.arange(len(matrix))
+        return torch.arange(len(matrix), device="cpu")
     return torch.from_numpy(columns)

@@ -30,8 +30,9 @@ class AbstractSized(AbstractStructure):
     have the vectors ``structure.select(row).vectors(atoms)``.
     """
 
-    #: The length of each example: an int64 tensor in the shape of the batch; lists of ints are converted to one.
-    lengths: Tensor | None = field(default=None, kw_only=True, repr=False, compare=False)  # shape: batch_shape
+    #: The length of each example: an int64 tensor in the shape of the batch. Lists of ints are taken, too, and become one;
+    #: Any, since a dataclass has one type for what is given and what is kept.
+    lengths: Any = field(default=None, kw_only=True, repr=False, compare=False)  # shape: batch_shape
 
     is_fixed_size = True
     #: Whether an example with fewer positions has as many choices fewer.
@@ -57,9 +58,8 @@ class AbstractSized(AbstractStructure):
     def __post_init__(self) -> None:
         if self.lengths is None:
             return
-        given: object = self.lengths
-        if isinstance(given, list | tuple):
-            object.__setattr__(self, "lengths", _as_tensor(given))
+        if isinstance(self.lengths, (list, tuple)):
+            object.__setattr__(self, "lengths", _as_tensor(self.lengths))
         if not isinstance(self.lengths, Tensor) or self.lengths.dtype != torch.int64:
             kind = self.lengths.dtype if isinstance(self.lengths, Tensor) else type(self.lengths).__name__
             raise TypeError(f"lengths must be an int64 tensor or a list of ints, got {kind}")
@@ -197,14 +197,14 @@ class AbstractSized(AbstractStructure):
 
     def _is_padding(self, n: int) -> Tensor:
         """Which positions of n rows are padding: (n, n_positions)."""
-        assert self.lengths is not None
-        if self.lengths.shape not in {(n,), (1,)}:
-            seen = f"{n} rows or atoms, and lengths of shape {tuple(self.lengths.shape)}"
+        lengths: Tensor = self.lengths
+        if lengths.shape not in {(n,), (1,)}:
+            seen = f"{n} rows or atoms, and lengths of shape {tuple(lengths.shape)}"
             raise ValueError(
                 f"a structure with lengths needs one for each row, got {seen}; select(row) gives those of atoms"
             )
-        position = torch.arange(self.score_shape[0], device=self.lengths.device)
-        return (position >= self.lengths.unsqueeze(-1)).expand(n, -1)
+        position = torch.arange(self.score_shape[0], device=lengths.device)
+        return (position >= lengths.unsqueeze(-1)).expand(n, -1)
 
     def _with(self, **changes: object) -> Self:
         """The same with other fields, without the checks of `dataclasses.replace`, which would wait for the device."""

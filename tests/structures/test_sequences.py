@@ -268,7 +268,7 @@ def test_errors_of_sequences() -> None:
     with pytest.raises(ValueError, match="n_tags must be at least 1, got 0"):
         Sequence(2, 0)
     with pytest.raises(TypeError, match="lengths must be an int64 tensor or a list of ints, got int"):
-        Sequence(2, 3, lengths=2)  # type: ignore[arg-type]
+        Sequence(2, 3, lengths=2)
     with pytest.raises(TypeError, match=r"lengths must be an int64 tensor or a list of ints, got torch.float32"):
         Sequence(2, 3, lengths=torch.ones(2))
     with pytest.raises(ValueError, match=r"lengths must be from 1 to 2, got \[0, 3\]"):
