@@ -233,7 +233,7 @@ def test_what_does_not_fit_is_refused() -> None:
     bad = torch.tensor([[0.0, torch.nan], [0.0, 0.0], [INF, 0.0]])
     with pytest.raises(ValueError, match=r"row 0 has a NaN, row 2 has \+inf \(of 3\)"):
         se.topk_bound(bad, sp.Bits(2), lambda z, row: z.sum(-1), 2)
-    with pytest.raises(ValueError, match="row 0 allows nothing"):
+    with pytest.raises(ValueError, match="row 0 forbids every assignment"):
         se.topk_bound(torch.full((1, 2), -INF), sp.OneOf(2), lambda z, row: z.float(), 2)
 
 
