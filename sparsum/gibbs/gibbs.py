@@ -167,7 +167,7 @@ class Gibbs(Distribution):
     def check_members(self, atoms: Tensor, row: Tensor) -> None:
         """Raise a ValueError unless packed atoms are assignments of the structure; no-op if ``validate_args`` is False."""
         if self._validate_args and not bool(self.structure.select(row).contains(atoms).all()):
-            raise ValueError(f"value must hold assignments of {self.structure!r}, got at least one that is not")
+            raise ValueError(f"value must hold assignments of {self.structure!r} only, got at least one other value")
 
     def shaped(
         self,

@@ -175,7 +175,7 @@ class Budget(AbstractBits):
         self,
         scores: Tensor,  # shape: (*batch, n)
     ) -> Tensor:
-        """The bits with positive scores, at most ``most``, the first ones on ties: (*batch, n)."""
+        """The best bits with positive scores, at most ``most`` of them, the first ones on ties: (*batch, n)."""
         self.check_scores(scores)
         return _take_first(scores, self.most) * (scores > 0)
 
