@@ -175,12 +175,12 @@ X = torch.randn(2, 3)
         (
             lambda: sp.sparsemap(torch.tensor([[torch.nan, 1.0], [0.0, 1.0], [-torch.inf] * 2]), sp.OneOf(2)),
             ValueError,
-            "every row a distribution; row 0 has a NaN, row 2 allows nothing (of 3)",
+            "a distribution in every row; row 0 has a NaN, row 2 forbids every assignment (of 3)",
         ),
         (
             lambda: sp.topk_sparsemax(torch.full((9, 2), -torch.inf), sp.OneOf(2), 1),
             ValueError,
-            "row 4 allows nothing and 4 more (of 9)",
+            "row 4 forbids every assignment and 4 more (of 9)",
         ),
     ],
 )

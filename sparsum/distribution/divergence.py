@@ -2,7 +2,7 @@ r"""Divergences from sparse distributions, registered with `torch.distributions.
 
 .. math:: \mathrm{KL}(q \Vert p) = \sum_z q(z) (\log q(z) - \log p(z))
 
-runs over the atoms of q alone, and is infinite where one of them has no mass under p.
+The sum only runs over the atoms of q. It is infinite if one of them has no mass under p.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Other = TypeVar("Other", bound=Distribution)
 
 
 def check_uniform(structure: AbstractStructure | None, p: UniformOver) -> None:
-    """Raise unless a distribution over a structure has a divergence to a uniform one."""
+    """Raise a ValueError unless the divergence to a uniform distribution is defined."""
     if structure is not None and structure != p.structure:
-        raise ValueError(f"a distribution over {structure!r} has no divergence to a uniform one over {p.structure!r}")
+        raise ValueError(f"the structures of both distributions must be equal, got {structure!r} and {p.structure!r}")
     if getattr(structure, "lengths", None) is not None:
-        raise ValueError("examples of different lengths have no uniform distribution in common; use q.entropy() instead")
+        raise ValueError("UniformOver does not support examples of different lengths; use q.entropy() instead")
 
 
 def divergence_to_uniform(
@@ -35,7 +35,7 @@ def divergence_to_uniform(
     entropy: Tensor,  # shape: batch_shape
     p: UniformOver,
 ) -> Tensor:
-    """The divergence to a uniform distribution from one over a structure with a known entropy."""
+    """KL divergence to a uniform distribution from a distribution over ``structure`` with the given entropy."""
     check_uniform(structure, p)
     return (p.log_count() - entropy).expand(torch.broadcast_shapes(entropy.shape, p.batch_shape))
 
@@ -48,10 +48,10 @@ def _to_uniform(q: SparseDistribution, p: UniformOver) -> Tensor:
 @register_kl(SparseDistribution, Categorical)
 def _to_categorical(q: SparseDistribution, p: Categorical) -> Tensor:
     if q.event_shape or q.atoms.is_floating_point():
-        raise ValueError(f"only a distribution over category indices has a divergence to a Categorical, got {q!r}")
+        raise ValueError(f"the KL divergence to a Categorical requires a distribution over category indices, got {q!r}")
     n = p.param_shape[-1]
     if isinstance(q.structure, OneOf) and q.structure.n != n:
-        raise ValueError(f"a distribution over {q.structure!r} has no divergence to a Categorical over {n} categories")
+        raise ValueError(f"the numbers of categories must match, got {q.structure!r} and a Categorical over {n} categories")
     by_probs = is_given_probs(p)
     q, p = broadcast(q, p)
     values = (p.probs if by_probs else p.logits).reshape(-1, n)[q.row, q.atoms]
@@ -64,7 +64,8 @@ def _to_independent(q: SparseDistribution, p: Independent[Any]) -> Tensor:
     is_categorical = isinstance(base, Categorical) and isinstance(q.structure, Groups)
     if not (isinstance(base, Bernoulli) or is_categorical) or not q.event_shape:
         raise NotImplementedError(
-            f"no divergence from {type(q).__name__} over {q.structure!r} to Independent({type(base).__name__}) is known"
+            f"no KL divergence is implemented from {type(q).__name__} over {q.structure!r} to "
+            f"Independent({type(base).__name__})"
         )
     check_independent(q, p)
     by_probs = is_given_probs(base)
@@ -91,31 +92,32 @@ def _to_sparse(q: SparseDistribution, p: SparseDistribution) -> Tensor:
 
 
 def check_independent(q: Distribution, p: Independent[Any]) -> None:
-    """Raise unless the events of a distribution over bits or `Groups` are those of independent ones."""
+    """Raise a ValueError unless a distribution over bits or `Groups` and independent distributions share their events."""
     if p.event_shape != q.event_shape:
         raise ValueError(f"the event shapes {tuple(q.event_shape)} and {tuple(p.event_shape)} differ")
     structure, base = getattr(q, "structure", None), p.base_dist
     if isinstance(structure, Groups) and isinstance(base, Categorical) and base.param_shape[-1] != structure.n_each:
         raise ValueError(
-            f"a distribution over {structure!r} has no divergence to Categoricals over {base.param_shape[-1]} categories"
+            f"the numbers of categories must match, got {structure!r} and Categoricals over "
+            f"{base.param_shape[-1]} categories"
         )
 
 
 def is_given_probs(p: Categorical | Bernoulli) -> bool:
-    """Whether a distribution was made from probabilities: torch clamps their logits, where these know a true 0.
+    """Whether a distribution was created from probabilities, which can be exactly 0 while torch clamps their logits.
 
-    To be asked before it is expanded: torch then takes logits if it has computed them.
+    Call this before `expand`, which keeps the logits instead if torch has already computed them.
     """
     return p._param is p.__dict__.get("probs")
 
 
 def sum_of_differences(q: SparseDistribution, log_probs: Tensor) -> Tensor:
-    """The sum of ``q (log q - log p)`` over each row, given log p of each atom."""
-    # Padding and what was rounded to 0 count for nothing, also where log p is infinite.
+    """Sum ``q (log q - log p)`` over each row, given log p of each atom."""
+    # Padding and probabilities that were rounded to 0 contribute 0, even where log p is infinite.
     return q._sum(q.probs * torch.where(q.probs > 0, log_of(q.probs) - log_probs, 0.0))
 
 
 def broadcast(q: One, p: Other) -> tuple[One, Other]:
-    """Both in the batch shape that they have in common."""
+    """Expand both distributions to their common batch shape."""
     shape = torch.broadcast_shapes(q.batch_shape, p.batch_shape)
     return q if q.batch_shape == shape else q.expand(shape), p if p.batch_shape == shape else p.expand(shape)

@@ -1,4 +1,4 @@
-"""Exact expectations over packed atoms, in one go or in chunks that bound the memory."""
+"""Exact expectations over packed atoms, in one call or in chunks that bound the memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def expect(
     chunk_size: int | None,
     generators: Sequence[torch.Generator],
 ) -> Any:
-    """The expected loss of each row, in the nested shape that the loss returns: leaves of shape (*batch_shape, ...)."""
+    """Expected loss of each row, nested like the return value of the loss, with leaves of shape (*batch_shape, ...)."""
     if chunk_size is not None and (isinstance(chunk_size, bool) or not isinstance(chunk_size, int)):
         raise TypeError(f"chunk_size must be an int or None, got {type(chunk_size).__name__}")
     if chunk_size is not None and chunk_size < 1:
@@ -42,14 +42,14 @@ def expect(
 
 
 def _in_chunks(loss: Loss, atoms: Tensor, segments: Segments, chunk_size: int, generators: Sequence[torch.Generator]) -> Any:
-    """The loss of all atoms. Of each chunk only the values are kept; backward computes the rest again, chunk by chunk."""
+    """Evaluate the loss in chunks, keeping only its values; backward recomputes everything else chunk by chunk."""
     row, chunks = segments.row, []
 
-    # It copies what the loss gets, so that backward sees the atoms of forward whatever the loss does to them.
+    # `call_loss` copies the arguments, so backward sees the same atoms even if the loss modifies them in place.
     def call(z: Tensor, row: Tensor) -> Any:
         return call_loss("loss", loss, z, row, segments.n_rows)
 
-    # One chunk at least, so that an empty batch has a result of the right shape.
+    # At least one chunk, so that an empty batch returns a result of the right shape.
     for start in range(0, max(len(atoms), 1), chunk_size):
         states = [generator.get_state() for generator in generators]
 
@@ -62,14 +62,15 @@ def _in_chunks(loss: Loss, atoms: Tensor, segments: Segments, chunk_size: int, g
 def _forward_and_replay(
     generators: Sequence[torch.Generator], states: Sequence[Tensor]
 ) -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
-    """The contexts in which a chunk is computed for the first time and again."""
+    """The contexts for the forward pass of a chunk and for its recomputation."""
     return contextlib.nullcontext(), _Replay(generators, states)
 
 
 class _Replay(contextlib.AbstractContextManager[None]):
-    """Let a chunk that is computed again see its first noise; `checkpoint` itself knows the global generators only.
+    """Restore the generators while a chunk is recomputed; `checkpoint` only restores the global ones.
 
-    A class, since a graph that is kept is computed again at every backward, and generator functions can be entered once.
+    This is a class because a retained graph is recomputed at every backward, and a `contextlib.contextmanager` can only be
+    entered once.
     """
 
     def __init__(self, generators: Sequence[torch.Generator], states: Sequence[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Probabilities of given assignments, and assignments by their probabilities, among packed atoms."""
+"""Look up the probabilities of assignments among packed atoms, and sample from packed atoms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def log_probs_at(
     row: Tensor,  # shape: (n_queries,)
     n_pairs: int | None,
 ) -> Tensor:
-    """Log-probability of queries, each under its own row: (n_queries,); n_pairs as for `SparseDistribution.log_prob_of`."""
+    """Log-probability of queries, each under its own row: (n_queries,); see `SparseDistribution.log_prob_of`."""
     lengths = segments.lengths[row]
     is_padded = segments.is_padded
     pairs = Segments.from_lengths(lengths, int(lengths.sum()) if n_pairs is None else n_pairs, is_padded=is_padded)
@@ -36,11 +36,11 @@ def draw_places(
     n: int,
     generator: torch.Generator | None,
 ) -> Tensor:
-    """The places of atoms that are drawn independently, n times from each row: (n, n_rows)."""
+    """Draw n independent samples from each row, as indices of packed atoms: (n, n_rows)."""
     with torch.no_grad():
         wide = probs.double()
         uniform = torch.rand((n, segments.n_rows), generator=generator, dtype=torch.float64, device=probs.device)
-        # One cumulative sum over all rows: row r owns the stretch from its first atom's start to its last one's end.
+        # One cumulative sum over all rows: row r owns the interval from the start of its first atom to the end of its last.
         ends = wide.cumsum(0)
         last = segments.starts + segments.lengths - 1
         begin = (ends - wide)[segments.starts]
@@ -49,6 +49,6 @@ def draw_places(
 
 
 def log_of(probs: Tensor) -> Tensor:
-    """Logarithm with a finite value and gradient at 0, in float32 or better: half precision has numbers below its tiny."""
+    """Logarithm with a finite value and gradient at 0, in at least float32: half precision has values below its tiny."""
     probs = probs.float() if torch.finfo(probs.dtype).bits == 16 else probs
     return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()

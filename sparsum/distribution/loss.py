@@ -1,4 +1,4 @@
-"""Calls of a user's loss on packed assignments: which arguments it takes, and what is said when it fails."""
+"""Call a user's loss on packed assignments: select its arguments, check its result, and explain size mismatches."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from torch import Tensor
 
 from sparsum.tensors import at_least_float32
 
-#: A function of assignments, and of the row of each if it takes two arguments.
+#: A function of assignments and, if it takes two arguments, of the row of each assignment.
 Loss = Callable[[Tensor, Tensor], Any] | Callable[[Tensor], Any]
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-# Numbers in torch's messages that are not sizes: of a dimension, of an argument.
+# Numbers in torch's messages that are not sizes: the index of a dimension or of an argument.
 _NOT_SIZES = re.compile(r"(dimension|dim|number|index|position|argument)[ =#]*\d+")
-_INDEX_BY_ROW = "index what belongs to an example by row, as in x[row]"
+_INDEX_BY_ROW = "index per-example tensors by row, as in x[row]"
 
 
 def check_loss(name: str, loss: object) -> None:
-    """Raise a TypeError unless a loss can be called."""
+    """Raise a TypeError unless a loss is callable."""
     if not callable(loss):
         raise TypeError(f"{name} must be a function of assignments and their rows, got {type(loss).__name__}")
 
 
 def takes_row(loss: Callable[..., Any]) -> bool:
-    """Whether a loss is to be called as ``loss(z, row)`` and not as ``loss(z)``: all but those with one argument are.
+    """Whether to call a loss as ``loss(z, row)`` instead of ``loss(z)``: True unless it takes exactly one argument.
 
-    A module is asked for the arguments of its forward. What does not tell its arguments takes both.
+    For a module, the signature of its ``forward`` counts. A callable without a signature is called with both.
 
     >>> takes_row(lambda z, row: z), takes_row(lambda z: z), takes_row(torch.nn.Linear(3, 1))
     (True, False, False)
     """
-    loss = getattr(loss, "_orig_mod", loss)  # what `torch.compile` wraps a module around
+    loss = getattr(loss, "_orig_mod", loss)  # the module inside a compiled one
     try:
         signature = inspect.signature(loss.forward if isinstance(loss, torch.nn.Module) else loss)
     except (TypeError, ValueError):
@@ -53,23 +53,23 @@ def call_loss(
     *,
     copy: bool = True,
 ) -> Any:
-    """What a loss returns for packed assignments: a tensor, or a nested dict, list or tuple of tensors.
+    """Call a loss on packed assignments; it returns a tensor, or a nested dict, list or tuple of tensors.
 
     >>> call_loss("loss", lambda z: {"square": z**2}, torch.tensor([1.0, 3.0]), torch.tensor([0, 0]), n_rows=1)
     {'square': tensor([1., 9.])}
 
     Args:
-        name: what to call it in messages.
-        loss: called as `takes_row` says.
+        name: the name of the loss in error messages.
+        loss: called with one or two arguments; see `takes_row`.
         z: the assignments.
-        row: the row of each.
-        n_rows: the size of the batch.
-        copy: hand out copies, so that a loss that changes its arguments in place does not change the caller's.
+        row: the row of each assignment.
+        n_rows: the number of rows.
+        copy: whether to pass copies, so that a loss that modifies its arguments in place does not modify the caller's.
 
     Raises:
-        TypeError: if the loss returns something else than tensors.
-        ValueError: if a returned tensor does not have one entry per assignment, or if the loss fails because sizes of
-            ``n_rows`` and ``n_atoms`` meet: a tensor of the batch was not indexed by row.
+        TypeError: if the loss returns anything other than tensors.
+        ValueError: if a returned tensor does not have one entry per assignment, or if the loss fails because of a mismatch
+            between ``n_rows`` and ``n_atoms``, that is, a per-example tensor was not indexed by row.
     """
     check_loss(name, loss)
     function: Callable[..., Any] = loss
@@ -81,8 +81,7 @@ def call_loss(
         if isinstance(error, torch.OutOfMemoryError) or not _sizes_meet(str(error), n_rows, n_atoms):
             raise
         raise ValueError(
-            f"{name} failed where a size of {n_rows}, as of the batch, met one of {n_atoms}, the number of atoms: {error}; "
-            f"{_INDEX_BY_ROW}"
+            f"{name} failed because of a size mismatch between {n_rows} rows and {n_atoms} atoms: {error}; {_INDEX_BY_ROW}"
         ) from error
 
     def check(value: Any) -> Any:
@@ -113,14 +112,14 @@ def call_for_numbers(
     *,
     copy: bool = True,
 ) -> Tensor:
-    """As `call_loss`, for a loss that returns one number per assignment, in float32 at least: (n_atoms,).
+    """Like `call_loss`, for a loss that returns one number per assignment, in at least float32: (n_atoms,).
 
     >>> call_for_numbers("loss", lambda z: z.half(), torch.tensor([1, 3]), torch.tensor([0, 0]), n_rows=1)
     tensor([1., 3.])
 
     Raises:
-        TypeError: if the loss returns something else than a floating-point tensor.
-        ValueError: as `call_loss`, and if the returned tensor has other dimensions.
+        TypeError: if the loss does not return a floating-point tensor.
+        ValueError: as for `call_loss`, and if the returned tensor is not one-dimensional.
     """
     values = call_loss(name, loss, z, row, n_rows, copy=copy)
     if not isinstance(values, Tensor) or not values.is_floating_point():
@@ -129,18 +128,18 @@ def call_for_numbers(
     if values.ndim != 1:
         raise ValueError(
             f"{name} must return one number per atom, shape ({len(row)},), got {tuple(values.shape)}; sum or average over "
-            "the other dimensions, and keep none of them"
+            "all other dimensions"
         )
     return at_least_float32(values)
 
 
 def _sizes_meet(message: str, n_rows: int, n_atoms: int) -> bool:
-    """Whether an error is about a size of the batch and one of the atoms; torch says so in many ways, with both numbers."""
-    # A batch of one broadcasts, and as many atoms as rows belong to one row each.
+    """Whether an error is a mismatch of rows and atoms; torch has many wordings for it, all with both numbers."""
+    # A batch of one broadcasts. With as many atoms as rows, each row has one atom.
     if n_rows in (1, n_atoms) or not re.search("size|shape|match|dimension", message):
         return False
-    # Of matrices that cannot be multiplied, the sizes that do not fit are those of features. What a loss within this loss
-    # has said already is not said again.
+    # For matrices that cannot be multiplied, the mismatch is between features. A nested loss may already have added the
+    # explanation.
     if "multiplied" in message or _INDEX_BY_ROW in message:
         return False
     numbers = re.findall(r"\d+", _NOT_SIZES.sub("", message))
@@ -148,7 +147,7 @@ def _sizes_meet(message: str, n_rows: int, n_atoms: int) -> bool:
 
 
 def map_tensors(function: Callable[..., Any], *trees: Any) -> Any:
-    """Apply a function to the leaves of nested dicts, lists and (named) tuples of the same form."""
+    """Apply a function to the leaves of nested dicts, lists and (named) tuples of the same structure."""
     first = trees[0]
     if isinstance(first, dict):
         return {key: map_tensors(function, *(tree[key] for tree in trees)) for key in first}

@@ -1,4 +1,4 @@
-"""Mean and variance of the vectors behind packed atoms."""
+"""Mean and variance of the vectors of packed atoms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def mean_of(
     probs: Tensor,  # shape: (n_atoms,)
     segments: Segments,
 ) -> Scores:
-    """The mean vector of each row: (n_rows, *score_shape), or a tuple of such."""
+    """The mean vector of each row: (n_rows, *score_shape), or a tuple of tensors."""
     if structure is not None:
         return structure.marginals(atoms, probs, segments)
     return segments.sum(atoms.to(probs.dtype) * probs.reshape(-1, *[1] * (atoms.ndim - 1)))
@@ -40,14 +40,14 @@ def variance_of(
 
 
 def _of_binary_vectors(structure: AbstractStructure, atoms: Tensor, probs: Tensor, segments: Segments) -> Scores:
-    """Of vectors of 0 and 1, without these vectors: a part is 1 with its marginal, and 0 with the rest of the row's mass."""
+    """Variance of 0/1 vectors without these vectors: a part is 1 with its marginal, 0 with the rest of the row's mass."""
     # In float64, so that the rest keeps the digits of small probabilities.
     total = segments.sum(probs.double())
     ones = structure.marginals(atoms, probs.double(), segments)
 
     def variance(one: Tensor) -> Tensor:
         zero = total.reshape(-1, *[1] * (one.ndim - 1)) - one
-        zero = zero - zero.detach().clamp_max(0.0)  # lift what rounding put below 0, without cutting off the gradient
+        zero = zero - zero.detach().clamp_max(0.0)  # raise rounding errors below 0 to 0, keep the gradient
         return (one * (1 - one).square() + zero * one.square()).to(probs.dtype)
 
     variances = tuple(map(variance, as_tuple(ones)))

@@ -1,4 +1,4 @@
-"""Into the packed form, with checks that wait for the device once at most."""
+"""Convert to the packed form, with checks that cost at most one host-device synchronization."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _SHOWN_ROWS = 5
 
 
 def validates(validate_args: bool | None) -> bool:
-    """The flag, by default True.
+    """Resolve the flag; the default is True, or False under ``python -O``.
 
-    Torch's own default for distributions is of no use here: its compiler switches that off for the whole process.
+    The default of `torch.distributions` is not used because `torch.compile` disables it for the whole process.
     """
     return __debug__ if validate_args is None else validate_args
 
 
 def broadcast_value(value: Tensor, batch_shape: torch.Size, event_shape: torch.Size) -> Tensor:
-    """A value in the shape (*sample_shape, *batch_shape, *event_shape), its batch broadcast as torch does it."""
+    """Broadcast a value to shape (*sample_shape, *batch_shape, *event_shape)."""
     if not isinstance(value, Tensor):
         raise TypeError(f"value must be a torch.Tensor, got {type(value).__name__}")
     n_lead = value.ndim - len(event_shape)
@@ -38,7 +38,7 @@ def broadcast_value(value: Tensor, batch_shape: torch.Size, event_shape: torch.S
 
 
 def n_rows_of(atoms: Tensor, probs: Tensor, row: Tensor, batch_shape: Sequence[int] | None) -> int:
-    """The number of rows, after a check of shapes and dtypes."""
+    """Check shapes and dtypes, and return the number of rows."""
     for name, value in (("atoms", atoms), ("probs", probs), ("row", row)):
         if not isinstance(value, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
@@ -57,8 +57,8 @@ def n_rows_of(atoms: Tensor, probs: Tensor, row: Tensor, batch_shape: Sequence[i
 
 
 def check_packed(atoms: Tensor, probs: Tensor, row: Tensor, n_rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The parts without atoms of probability 0; raises if they are not distributions."""
-    # Before anything is known about the rows, nothing may be indexed by them that would not take any value.
+    """Drop atoms of probability 0; raise a ValueError if a row is not a distribution."""
+    # The row indices are not validated yet: clamp them before indexing.
     is_unsorted = (row.diff() < 0).any() | (row < 0).any() | (row >= n_rows).any()
     segments = Segments.from_row(row.clamp(0, max(n_rows - 1, 0)), max(n_rows, 1))
     total = segments.sum(probs.detach().double())
@@ -75,7 +75,7 @@ def check_packed(atoms: Tensor, probs: Tensor, row: Tensor, n_rows: int) -> tupl
 
 
 def check_indices(atoms: Tensor, n: int) -> None:
-    """Raise unless atoms are category indices from 0 to n - 1."""
+    """Raise a TypeError or ValueError unless atoms are category indices from 0 to n - 1."""
     if atoms.ndim != 1 or atoms.is_floating_point():
         raise TypeError(
             f"atoms of OneOf(n={n}) must be integers of shape (n_atoms,), got {atoms.dtype} {tuple(atoms.shape)}"
@@ -89,7 +89,7 @@ def pack_dense(
     *,
     checks: bool,
 ) -> tuple[Tensor, Tensor, Segments]:
-    """Indices of the positive entries, their probabilities, and their segments."""
+    """Pack the positive entries: their indices, probabilities and segments."""
     if not isinstance(probs, Tensor):
         raise TypeError(f"probs must be a torch.Tensor, got {type(probs).__name__}")
     if not probs.is_floating_point():
@@ -105,7 +105,7 @@ def pack_dense(
 
 
 def _tolerance(probs: Tensor) -> float:
-    """How far the sum of rounded probabilities may be from 1."""
+    """The largest allowed difference between the sum of rounded probabilities and 1."""
     return max(1e-6, 10 * torch.finfo(probs.dtype).eps)
 
 

@@ -1,4 +1,4 @@
-"""Some rows of a packed batch, some atoms of each row, and the same batch on another device."""
+"""Select rows or atoms of a packed batch, and move structures to another device."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def take_rows(
     source: Tensor,  # shape: (n_taken,), int64
     n_atoms: int | None = None,
 ) -> tuple[Tensor, Tensor, Segments]:
-    """The atoms, probabilities and segments of the rows ``source``, in any order and repeatedly.
+    """Select the rows ``source``, in any order and with repetition: atoms, probabilities and segments.
 
-    The number of atoms in all of them is read from the device, unless it is known.
+    If ``n_atoms``, the total number of atoms in these rows, is None, it is read from the device.
     """
     lengths = segments.lengths[source]
     if n_atoms is None:
@@ -38,12 +38,12 @@ def keep_best(
     segments: Segments,
     k: int,
 ) -> tuple[Tensor, Tensor, Segments]:
-    """The k most probable atoms of each row, the first among equals, in their order, with probabilities that sum to 1."""
+    """Keep the k most probable atoms of each row, the first ones on ties, in their order, and renormalize."""
     if isinstance(k, bool) or not isinstance(k, int):
         raise TypeError(f"k must be an int, got {type(k).__name__}")
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
-    # By probability within each row: the second sort keeps the order of the first.
+    # Sort by probability within each row: the second sort is stable, so it keeps the order of the first.
     by_prob = probs.detach().argsort(descending=True, stable=True)
     order = by_prob[segments.row[by_prob].argsort(stable=True)]
     rank = torch.arange(len(probs), device=probs.device) - segments.starts[segments.row]
@@ -53,21 +53,21 @@ def keep_best(
     place = positions_of(is_kept, n_kept)
     kept = Segments.from_lengths(lengths, n_kept, is_padded=segments.is_padded)
     found = kept.clear_padding(_at(probs, place))
-    # A row that loses nothing keeps its probabilities to the last digit.
+    # A row that loses no atoms keeps its exact probabilities.
     is_cut = (segments.lengths > k)[kept.row]
     return atoms[place], torch.where(is_cut, found / kept.spread(kept.sum(found)), found), kept
 
 
 def to_device(structure: AbstractStructure | None, device: torch.device) -> AbstractStructure | None:
-    """The structure with its lengths, if it has any, on a device."""
+    """Move the lengths of a structure, if it has any, to a device."""
     lengths = getattr(structure, "lengths", None)
     if not isinstance(lengths, Tensor) or lengths.device == device:
         return structure
-    moved = copy.copy(structure)  # without the checks of `dataclasses.replace`, which would wait for the device
+    moved = copy.copy(structure)  # skips the checks of `dataclasses.replace`, which would synchronize
     object.__setattr__(moved, "lengths", lengths.to(device))
     return moved
 
 
 def _at(probs: Tensor, place: Tensor) -> Tensor:
-    """Entries of a vector; of two ways, the one whose gradient is deterministic on a GPU, or fast on a CPU."""
+    """Gather entries of a vector: indexing has a deterministic gradient on a GPU, `index_select` is fast on a CPU."""
     return probs[place] if probs.is_cuda else probs.index_select(0, place)

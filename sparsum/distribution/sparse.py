@@ -1,4 +1,4 @@
-"""A batch of distributions, each with a few atoms."""
+"""Batches of discrete distributions with a few atoms each."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from sparsum.structures import AbstractStructure, OneOf, Scores
 
 
 class SparseDistribution(Distribution):
-    r"""A batch of discrete distributions, each over its own few atoms, packed one row after the other.
+    r"""A batch of discrete distributions, each with its own few atoms, packed one row after the other.
 
-    Expectations are exact sums that evaluate a loss on the atoms alone,
+    Expectations are exact sums that evaluate the loss only at the atoms,
 
     .. math:: \mathbb{E}[\ell]_r = \sum_{i : \mathrm{row}_i = r} \mathrm{probs}_i \, \ell(\mathrm{atoms}_i, r) .
 
-    Usually made by `sparsum.sparsemap`, `sparsum.topk_sparsemax` or `from_dense`.
+    Instances are usually created by `sparsum.sparsemap`, `sparsum.topk_sparsemax` or `from_dense`.
 
     >>> import sparsum as sp
     >>> q = sp.sparsemap(torch.tensor([[1.0, 0.8, -0.5], [3.0, 0.0, 0.0]]), sp.OneOf(3))
@@ -39,18 +39,19 @@ class SparseDistribution(Distribution):
     tensor([ 0.4000, 10.0000])
 
     Args:
-        atoms: the assignments that have mass, different ones within a row.
-        probs: their probabilities, which sum to 1 in every row. Atoms with probability 0 are dropped.
-        row: the row of each, sorted; every row occurs. A batch of several dimensions is flattened into rows.
-        batch_shape: the shape of the batch; by default one dimension, as many as the rows.
-        structure: what the atoms are assignments of; None if they are their own vectors.
-        is_exact: one boolean per row, whether nothing was cut off; by default True.
-        validate_args: whether to check the values, at the price of one wait for the device; by default True.
+        atoms: the assignments with mass, distinct within each row.
+        probs: the probability of each atom; they sum to 1 in every row. Atoms with probability 0 are dropped.
+        row: the row of each atom, sorted; every row has at least one atom. A batch with several dimensions is flattened into
+            rows.
+        batch_shape: the shape of the batch; by default ``(n_rows,)``.
+        structure: the structure that the atoms belong to; None if each atom is its own vector.
+        is_exact: one boolean per row, True if no atom was cut off; by default True for all rows.
+        validate_args: whether to check the values; costs one host-device synchronization. Default: True.
 
     Raises:
-        TypeError: on wrong dtypes.
-        ValueError: on shapes that do not fit, rows that are unsorted or missing, or probabilities that are negative, NaN or
-            do not sum to 1; rows are named.
+        TypeError: if a dtype is wrong.
+        ValueError: if shapes do not match, rows are unsorted or missing, or probabilities are negative, NaN or do not sum
+            to 1; the message names the rows.
     """
 
     arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
@@ -71,7 +72,7 @@ class SparseDistribution(Distribution):
             raise TypeError(f"structure must be an AbstractStructure or None, got {type(structure).__name__}")
         shape = torch.Size([n_rows] if batch_shape is None else batch_shape)
         if is_exact is not None and is_exact.shape != shape:
-            raise ValueError(f"is_exact must have the batch's shape {tuple(shape)}, got {tuple(is_exact.shape)}")
+            raise ValueError(f"is_exact must have the batch shape {tuple(shape)}, got {tuple(is_exact.shape)}")
         if validates(validate_args):
             atoms, probs, row = check_packed(atoms, probs, row, n_rows)
             if isinstance(structure, OneOf):
@@ -92,7 +93,7 @@ class SparseDistribution(Distribution):
         self.structure = structure
         self.is_exact = torch.ones(batch_shape, dtype=torch.bool, device=probs.device) if is_exact is None else is_exact
         self._segments = segments
-        self.has_enumerate_support = isinstance(structure, OneOf)  # of the class for torch, of the instance here
+        self.has_enumerate_support = isinstance(structure, OneOf)  # a class attribute in torch, per instance here
         super().__init__(batch_shape, atoms.shape[1:], validate_args=False)
         self._validate_args = validates(validate_args)
 
@@ -108,7 +109,7 @@ class SparseDistribution(Distribution):
         is_exact: Tensor | None = None,
         validate_args: bool | None = None,
     ) -> SparseDistribution:
-        """A distribution from parts that are known to be right."""
+        """Create a distribution from segments, without checking the values."""
         instance = cls.__new__(cls)
         instance._assign(atoms, probs, segments, batch_shape, structure, is_exact, validate_args)
         return instance
@@ -120,7 +121,7 @@ class SparseDistribution(Distribution):
         *,
         validate_args: bool | None = None,
     ) -> SparseDistribution:
-        """The distribution over `OneOf(n)` with the positive entries of dense probabilities as atoms.
+        """Create a distribution over `OneOf(n)` whose atoms are the positive entries of dense probabilities.
 
         >>> SparseDistribution.from_dense(torch.tensor([[0.0, 0.25, 0.75], [1.0, 0.0, 0.0]])).atoms
         tensor([1, 2, 0])
@@ -132,17 +133,17 @@ class SparseDistribution(Distribution):
 
     @property
     def row(self) -> Tensor:
-        """The row of each atom, (n_atoms,), sorted."""
+        """The row of each atom, sorted: (n_atoms,)."""
         return self._segments.row
 
     @property
     def n_atoms_per_row(self) -> Tensor:
-        """How many atoms each row has, in the batch's shape: the calls of the loss that an expectation costs."""
+        """The number of atoms of each row, that is, of loss evaluations per expectation: (*batch_shape,)."""
         return self._segments.lengths.reshape(self.batch_shape)
 
     @constraints.dependent_property
     def support(self) -> constraints.Constraint:
-        """Torch's constraint on single values; what has mass is in ``atoms``, ``probs`` and ``row``."""
+        """The torch constraint on values; the atoms with mass are in ``atoms``, ``probs`` and ``row``."""
         if isinstance(self.structure, OneOf):
             return constraints.integer_interval(0, self.structure.n - 1)
         return constraints.independent(constraints.real, len(self.event_shape))
@@ -150,42 +151,42 @@ class SparseDistribution(Distribution):
     def expect(
         self, loss: Loss, *, chunk_size: int | None = None, generators: torch.Generator | Sequence[torch.Generator] = ()
     ) -> Any:
-        """The exact expectation of a loss, differentiable in the probabilities and in all that the loss closes over.
+        """Exact expectation of a loss, differentiable in the probabilities and in everything the loss closes over.
 
         Args:
-            loss: called as ``loss(z, row)`` with packed atoms, (n, *event_shape), and the row of each, (n,), or as
-                ``loss(z)`` if it takes one argument; returns a tensor with a leading dimension of n, or a nested dict, list
-                or tuple of such. What belongs to an example is to be indexed by row, as in ``x[row]``; in a batch of
-                several dimensions, row counts the flattened batch: ``x.flatten(0, 1)[row]``. The loss may change its
-                arguments in place: they are copies.
-            chunk_size: at most this many atoms at a time, with the intermediate results computed again in backward, so
-                that the memory is that of one chunk and of the returned values. The loss is then called twice per chunk,
-                which counts for modules that keep statistics.
+            loss: called as ``loss(z, row)`` with packed atoms, (n, *event_shape), and the row of each atom, (n,), or as
+                ``loss(z)`` if it takes one argument. Returns a tensor with a leading dimension of n, or a nested dict, list
+                or tuple of these. Index per-example tensors by row, as in ``x[row]``; in a batch with several dimensions,
+                row indexes the flattened batch: ``x.flatten(0, 1)[row]``. The arguments are copies, so the loss may modify
+                them in place.
+            chunk_size: the largest number of atoms per call of the loss. Backward recomputes the intermediate results chunk
+                by chunk, so peak memory is that of one chunk and of the returned values. The loss is called twice per
+                chunk, which affects modules that track running statistics.
             generators: with ``chunk_size``, all generators that the loss draws noise from, other than torch's global ones.
-                Backward then sees the noise of its own forward; from a generator that is not named it would see new noise,
-                and its gradient would be wrong. Different chunk sizes draw different noise.
+                Their state is restored when backward recomputes a chunk. A generator that is not listed would produce new
+                noise in backward, and the gradient would be wrong. Different chunk sizes draw different noise.
 
         Returns:
-            The expectation per batch element: for each returned tensor of shape (n, *rest), one of (*batch_shape, *rest).
+            The expectation per batch element: shape (*batch_shape, *rest) for each returned tensor of shape (n, *rest).
 
         Raises:
-            TypeError: if the loss returns something else than tensors.
-            ValueError: if a returned tensor does not have one entry per atom, if the loss fails on sizes of the batch and of
-                the atoms that meet, or if ``chunk_size`` is less than 1.
+            TypeError: if the loss returns anything other than tensors.
+            ValueError: if a returned tensor does not have one entry per atom, if the loss fails because of a size mismatch
+                between rows and atoms, or if ``chunk_size`` is less than 1.
         """
         if isinstance(generators, torch.Generator):
             generators = (generators,)
         return expect(loss, self.atoms, self.probs, self._segments, self.batch_shape, chunk_size, generators)
 
     def entropy(self) -> Tensor:
-        """Shannon entropy of each row, in nats; 0 log 0 is 0, and its gradient is finite."""
+        """Shannon entropy in nats, with 0 log 0 = 0 and a finite gradient there: (*batch_shape,)."""
         return -self._sum((self.probs * log_of(self.probs)).to(self.probs.dtype))
 
     def log_prob(
         self,
         value: Tensor,  # shape: (*sample_shape, *batch_shape, *event_shape)
     ) -> Tensor:
-        """Logarithm of the probability, -inf for what is not an atom: (*sample_shape, *batch_shape)."""
+        """Log-probability of ``value``, -inf where it is not an atom: (*sample_shape, *batch_shape)."""
         value = broadcast_value(value, self.batch_shape, self.event_shape)
         sample_shape = value.shape[: value.ndim - len(self.batch_shape) - len(self.event_shape)]
         n_samples, n_rows = math.prod(sample_shape), self._segments.n_rows
@@ -203,19 +204,19 @@ class SparseDistribution(Distribution):
 
         Args:
             queries: the assignments.
-            row: the row of each, in any order.
-            n_pairs: the number of atoms in all these rows together, if known; it saves a wait for the device.
+            row: the row of each assignment, in any order.
+            n_pairs: the total number of atoms in these rows, if known; saves a host-device synchronization.
         """
         return log_probs_at(self.atoms, self.probs, self._segments, queries, row, n_pairs)
 
     @property
     def mean(self) -> Scores:
-        """The mean vector of each row, the marginals, in the form and shape of the scores."""
+        """The mean vector (marginals) of each row, in the form and shape of the scores."""
         return self._shaped(mean_of(self.structure, self.atoms, self.probs, self._segments))
 
     @property
     def variance(self) -> Scores:
-        """The variance of each part of the vectors, never negative, in the form and shape of the mean.
+        """The variance of each part, non-negative, in the form and shape of the mean.
 
         >>> SparseDistribution.from_dense(torch.tensor([[0.25, 0.75, 0.0], [0.0, 1.0, 0.0]])).variance
         tensor([[0.1875, 0.1875, 0.0000],
@@ -225,46 +226,46 @@ class SparseDistribution(Distribution):
 
     @property
     def mode(self) -> Tensor:
-        """The most probable atom of each row, the first among equals: (*batch_shape, *event_shape)."""
+        """The most probable atom of each row, the first one on ties: (*batch_shape, *event_shape)."""
         best = self._segments.argmax(self.probs)
         return self.atoms[best].reshape(self.batch_shape + self.event_shape)
 
     def sample(self, sample_shape: int | Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
-        """Independent draws: (*sample_shape, *batch_shape, *event_shape)."""
+        """Draw independent samples: (*sample_shape, *batch_shape, *event_shape)."""
         check_generator(generator)
         shape = torch.Size([sample_shape] if isinstance(sample_shape, int) else sample_shape)
         places = draw_places(self.probs, self._segments, math.prod(shape), generator)
         return self.atoms.detach()[places].reshape(shape + self.batch_shape + self.event_shape)
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
-        """All categories of a distribution over `OneOf(n)`, with and without mass, as torch's `Categorical` has them.
+        """All categories of a distribution over `OneOf(n)`, with or without mass, as for `torch.distributions.Categorical`.
 
         Returns:
             Indices of shape (n, *batch_shape), or (n, 1, ..., 1) if ``expand`` is False.
 
         Raises:
-            NotImplementedError: for other structures, whose assignments are too many, or not known.
+            NotImplementedError: for other structures, whose assignments are too numerous or unknown.
         """
         if not isinstance(self.structure, OneOf):
             raise NotImplementedError(
-                f"only a distribution over OneOf enumerates its support, this one is over {self.structure!r}; what has mass "
-                "is in q.atoms, q.probs and q.row, and q.expect sums over it"
+                f"enumerate_support requires a distribution over OneOf, got one over {self.structure!r}; the atoms with "
+                "mass are in q.atoms, q.probs and q.row, and q.expect sums over them"
             )
         n, n_batch = self.structure.n, len(self.batch_shape)
         values = torch.arange(n, device=self.atoms.device).reshape(n, *[1] * n_batch)
         return values.expand(n, *self.batch_shape) if expand else values
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> SparseDistribution:
-        """The same distributions in a larger batch, as `torch.Tensor.expand` does it."""
+        """Expand the batch, as `torch.Tensor.expand` does."""
         source, n_rows = self._positions().expand(torch.Size(batch_shape)), self._segments.n_rows
-        # Every row occurs equally often, so the number of atoms is known without asking the device.
+        # Every row occurs equally often, so the number of atoms is known without a host-device synchronization.
         n_atoms = len(self.atoms) * (source.numel() // n_rows) if n_rows else 0
         return self._taken(source, self.is_exact.expand(source.shape), n_atoms)
 
     def __getitem__(self, index: Any) -> SparseDistribution:
-        """Some distributions of the batch, chosen as from a tensor of shape batch_shape; gradients flow.
+        """Index the batch like a tensor of shape batch_shape; differentiable.
 
-        On a GPU this waits once, for the number of atoms.
+        On a GPU, reading the number of atoms costs one host-device synchronization.
 
         >>> q = SparseDistribution.from_dense(torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [0.0, 0.1, 0.9]]))
         >>> q[1:].atoms, q[-1].probs, q[torch.tensor([True, False, False])].batch_shape
@@ -273,16 +274,16 @@ class SparseDistribution(Distribution):
         return self._taken(self._positions()[index], self.is_exact[index])
 
     def __iter__(self) -> Iterator[SparseDistribution]:
-        """The distributions along the first dimension of the batch."""
+        """Iterate over the first dimension of the batch."""
         if not self.batch_shape:
-            raise TypeError("a distribution without a batch cannot be iterated over")
+            raise TypeError("cannot iterate over a distribution without a batch dimension")
         return (self[i] for i in range(self.batch_shape[0]))
 
     def truncate(self, k: int) -> SparseDistribution:
-        """The k most probable atoms of each row, the first among equals, with probabilities that again sum to 1.
+        """Keep the k most probable atoms of each row, the first ones on ties, and renormalize their probabilities.
 
-        A row that loses atoms is not exact; one that has at most k stays as it is. On a GPU this waits once, for the number
-        of atoms.
+        A row that loses atoms is marked as not exact; a row with at most k atoms is unchanged. On a GPU, reading the number
+        of atoms costs one host-device synchronization.
 
         >>> q = SparseDistribution.from_dense(torch.tensor([[0.5, 0.1, 0.3, 0.1], [0.0, 1.0, 0.0, 0.0]])).truncate(2)
         >>> q.atoms, q.probs, q.is_exact
@@ -299,23 +300,23 @@ class SparseDistribution(Distribution):
         return self._like(*parts, is_exact=self.is_exact & (self.n_atoms_per_row <= k))
 
     def detach(self) -> SparseDistribution:
-        """The same distributions without gradient."""
+        """Detach the distributions from the autograd graph."""
         return self._like(self.atoms.detach(), self.probs.detach(), self._segments)
 
     def to(self, *args: Any, **kwargs: Any) -> SparseDistribution:
-        """The same distributions on another device, or in another dtype: that of the probabilities and of float atoms.
+        """Move to another device or dtype; the dtype applies to the probabilities and to floating-point atoms.
 
-        Takes the arguments of `torch.Tensor.to`, and like it returns the distribution itself where nothing changes.
+        Takes the arguments of `torch.Tensor.to`. Returns ``self`` if nothing changes.
 
         >>> SparseDistribution.from_dense(torch.tensor([[0.25, 0.75]])).to(torch.float64).probs
         tensor([0.2500, 0.7500], dtype=torch.float64)
 
         Raises:
-            TypeError: if the dtype is not a floating-point one.
+            TypeError: if the dtype is not floating-point.
         """
         probs = self.probs.to(*args, **kwargs)
         if not probs.is_floating_point():
-            raise TypeError(f"dtype must be a floating-point one, got {probs.dtype}; atoms that are indices stay integers")
+            raise TypeError(f"dtype must be floating-point, got {probs.dtype}; integer atoms keep their dtype")
         device, options = probs.device, {key: kwargs[key] for key in ("non_blocking", "copy") if key in kwargs}
         atoms = self.atoms.to(*args, **kwargs) if self.atoms.is_floating_point() else self.atoms.to(device, **options)
         if probs is self.probs and atoms is self.atoms:
@@ -327,9 +328,9 @@ class SparseDistribution(Distribution):
         return self._like(atoms, probs, segments, structure=structure, is_exact=is_exact)
 
     def to_dense(self) -> Tensor:
-        """The dense probabilities of a distribution over `OneOf(n)`: (*batch_shape, n)."""
+        """Dense probabilities of a distribution over `OneOf(n)`: (*batch_shape, n)."""
         if not isinstance(self.structure, OneOf):
-            raise TypeError(f"only a distribution over OneOf has dense probabilities, this one is over {self.structure!r}")
+            raise TypeError(f"to_dense requires a distribution over OneOf, got one over {self.structure!r}")
         dense: Tensor = self.mean
         return dense
 
@@ -343,18 +344,18 @@ class SparseDistribution(Distribution):
         return parts.reshape(self.batch_shape + parts.shape[1:])
 
     def _positions(self) -> Tensor:
-        """The number of each row, in the batch's shape."""
+        """The index of each row: (*batch_shape,)."""
         return torch.arange(self._segments.n_rows, device=self.probs.device).reshape(self.batch_shape)
 
     def _taken(self, source: Tensor, is_exact: Tensor, n_atoms: int | None = None) -> SparseDistribution:
-        """The distributions of some rows, in the shape of ``source``."""
+        """Select the rows ``source``, whose shape becomes the batch shape."""
         rows = source.reshape(-1)
         parts = take_rows(self.atoms, self.probs, self._segments, rows, n_atoms)
         structure = None if self.structure is None else self.structure.select(rows)
         return self._like(*parts, batch_shape=source.shape, structure=structure, is_exact=is_exact)
 
     def _like(self, atoms: Tensor, probs: Tensor, segments: Segments, **changes: Any) -> SparseDistribution:
-        """A distribution from other parts that are known to be right; what is not given stays."""
+        """Create a distribution from valid parts, keeping the fields that are not given."""
         fields = {"batch_shape": self.batch_shape, "structure": self.structure, "is_exact": self.is_exact, **changes}
         return self.from_segments(atoms, probs, segments, validate_args=self._validate_args, **fields)
 

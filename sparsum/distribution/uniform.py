@@ -17,9 +17,9 @@ from sparsum.structures.uniform import sample_uniform
 
 
 class UniformOver(Distribution):
-    r"""Every assignment of a structure with the same probability: the usual prior of a discrete latent variable.
+    r"""Uniform distribution over the assignments of a structure: the usual prior of a discrete latent variable.
 
-    Log-probabilities and divergences need nothing but the number of assignments, however many:
+    Log-probabilities and divergences only need the number of assignments, however large:
     :math:`\mathrm{KL}(q \Vert u) = \log |Z| - H(q)`.
 
     >>> import sparsum as sp
@@ -30,11 +30,11 @@ class UniformOver(Distribution):
     torch.Size([2, 3, 5])
 
     Args:
-        structure: the set of assignments, with a `log_count`.
+        structure: the set of assignments; must define `log_count`.
 
     Raises:
-        TypeError: if it is not a structure.
-        ValueError: if its examples have different lengths, so that no one set is common to them.
+        TypeError: if ``structure`` is not a structure.
+        ValueError: if the structure has lengths, so that examples do not share one set of assignments.
     """
 
     arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
@@ -43,41 +43,43 @@ class UniformOver(Distribution):
         if not isinstance(structure, AbstractStructure):
             raise TypeError(f"structure must be an AbstractStructure, got {type(structure).__name__}")
         if getattr(structure, "lengths", None) is not None:
-            raise ValueError(f"examples of different lengths have no uniform distribution in common, got {structure!r}")
+            raise ValueError(f"UniformOver does not support examples of different lengths, got {structure!r} with lengths")
         self.structure = structure
         self._event: torch.Size | None = None
         super().__init__(validate_args=False)
 
     @property
     def event_shape(self) -> torch.Size:
-        """The shape of an atom; a structure of your own has to define its ``score_shape`` for this."""
+        """The shape of an atom; requires the structure to define ``score_shape``."""
         if self._event is None:
             scores = torch.zeros(1, *self.structure.score_shape, device="cpu")
             self._event = self.structure.argmax(scores).shape[1:]
         return self._event
 
     def entropy(self) -> Tensor:
-        """Logarithm of the number of assignments, on torch's default device: (*batch_shape,)."""
+        """Log of the number of assignments, on torch's default device: (*batch_shape,)."""
         return torch.full(self.batch_shape, self.log_count(), device=torch.get_default_device())
 
     def log_prob(
         self,
         value: Tensor,  # shape: (*sample_shape, *batch_shape, *event_shape)
     ) -> Tensor:
-        """Minus the entropy for each of the atoms ``value``, which must be members: (*sample_shape, *batch_shape)."""
+        """Log-probability of the atoms ``value``, which must be assignments of the structure: (*sample_shape, *batch_shape).
+
+        It equals minus the entropy.
+        """
         value = broadcast_value(value, self.batch_shape, self.event_shape)
         shape = value.shape[: value.ndim - len(self.event_shape)]
         dtype = value.dtype if value.is_floating_point() else torch.get_default_dtype()
         return torch.full(shape, -self.log_count(), device=value.device, dtype=dtype)
 
     def sample(self, sample_shape: int | Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
-        """Independent draws: (*sample_shape, *batch_shape, *event_shape).
+        """Draw independent samples: (*sample_shape, *batch_shape, *event_shape).
 
-        They are on the device of the generator, or on torch's default device without one; bits have the default dtype.
+        Samples are on the device of the generator, or on torch's default device if it is None; bits have the default dtype.
 
         Raises:
-            TypeError: if it is not known how to draw from the structure; `sparsum.structures.uniform.sample_uniform` tells
-                how to register that.
+            TypeError: if no sampler is registered for the structure; see `sparsum.structures.uniform.sample_uniform`.
         """
         check_generator(generator)
         shape = torch.Size([sample_shape] if isinstance(sample_shape, int) else sample_shape) + self.batch_shape
@@ -87,17 +89,17 @@ class UniformOver(Distribution):
         return atoms.reshape(shape + atoms.shape[1:])
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> UniformOver:
-        """The same distribution as a batch, as `torch.Tensor.expand` does it."""
+        """Expand the batch, as `torch.Tensor.expand` does."""
         expanded = UniformOver(self.structure)
         expanded._event = self._event
         expanded._batch_shape = torch.empty(self.batch_shape, device="meta").expand(torch.Size(batch_shape)).shape
         return expanded
 
     def log_count(self) -> float:
-        """The logarithm of the number of assignments, in full precision."""
+        """Log of the number of assignments, in double precision."""
         log_count = self.structure.log_count()
         if math.isinf(log_count):
-            raise TypeError(f"{self.structure!r} does not say how many assignments it has: define its log_count()")
+            raise TypeError(f"{self.structure!r} must define log_count(), the log of the number of its assignments")
         return log_count
 
     def __repr__(self) -> str:

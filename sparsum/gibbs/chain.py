@@ -1,9 +1,9 @@
-r"""A row of choices, each depending on the one before it at most.
+r"""Markov chains of choices: each choice depends at most on the previous one.
 
 .. math:: p(z) = p(z_1) \prod_i p(z_{i+1} \mid z_i) \propto \exp \Bigl( \sum_i u_{i, z_i} + \sum_i v_{i, z_i, z_{i+1}} \Bigr)
 
-One pass from the last choice to the first turns potentials into conditional probabilities; everything else is a pass from
-the first to the last.
+A backward pass, from the last choice to the first, turns potentials into conditional probabilities. All other quantities
+take one forward pass, from the first choice to the last.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from sparsum.structures.log_space import FORBIDDEN, draw, infinite, shifted, tak
 
 @dataclass(frozen=True)
 class Chain:
-    """Log-probabilities of the first choice, and of each other one given the one before it; without transitions, c is 1."""
+    """Log-probabilities of the first choice, and of each later choice given the previous one; c is 1 without transitions."""
 
     first: Tensor  # shape: (n_rows, n_choices)
     steps: Tensor  # shape: (n_rows, length - 1, c, n_choices)
     log_partition: Tensor  # shape: (n_rows,)
-    is_empty: Tensor  # shape: (n_rows,), whether nothing is allowed
+    is_empty: Tensor  # shape: (n_rows,), whether every assignment is forbidden
 
     @classmethod
     def from_potentials(cls, potentials: Potentials) -> Chain:
-        """The chain of the Gibbs distribution with these scores; in float32 at least, and in float64 with pairs."""
+        """Build the chain of the Gibbs distribution; in at least float32, and in float64 with pairwise scores."""
         unary, pairwise = potentials
         unary, peak = shifted(unary if pairwise is None else unary.double())
         offset = peak.squeeze(-1)  # shape: (n_rows, length)
@@ -37,9 +37,9 @@ class Chain:
             is_empty = totals.detach().sum(-1) < FORBIDDEN / 2
             return cls(log_probs[:, 0], log_probs[:, 1:].unsqueeze(2), (totals + offset).sum(-1), is_empty)
         pairwise, pair_peak = shifted(pairwise.double(), (-1, -2))
-        # Taken apart once: the gradient of an index into the whole would fill the whole at every step.
+        # Unbind once: the gradient of indexing would fill a tensor of the full size at every step.
         tags, pairs = unary.unbind(1), pairwise.unbind(1)
-        to_come = torch.zeros_like(tags[-1])  # shape: (n_rows, n_choices), the log-sum over all that may follow
+        to_come = torch.zeros_like(tags[-1])  # shape: (n_rows, n_choices), the log-sum over all continuations
         steps = []
         for i in range(unary.shape[1] - 2, -1, -1):
             values = pairs[i] + (tags[i + 1] + to_come).unsqueeze(1)
@@ -57,7 +57,7 @@ class Chain:
         return self.steps.shape[1] + 1
 
     def step(self, i: int, state: Tensor) -> Tensor:
-        """Log-probabilities of choice i given states at choice i - 1 of each row: (n_rows, n) -> (n_rows, n, n_choices)."""
+        """Log-probabilities of choice i given n states at choice i - 1: (n_rows, n) -> (n_rows, n, n_choices)."""
         table = self.steps[:, i - 1]
         if table.shape[1] == 1:
             return table.expand(-1, state.shape[1], -1)
@@ -78,7 +78,7 @@ class Chain:
         return infinite(total)
 
     def sample(self, n: int, generator: torch.Generator | None) -> Tensor:
-        """Independent draws: (n, n_rows, length)."""
+        """Draw n independent samples per row: (n, n_rows, length)."""
         n_rows, _, c, n_choices = self.steps.shape
         shape = (n_rows, self.length, n)
         uniform = torch.rand(shape, dtype=torch.float64, device=self.first.device, generator=generator)
@@ -93,7 +93,7 @@ class Chain:
         return torch.stack(choices, -1).transpose(0, 1)
 
     def probabilities(self) -> tuple[Tensor, Tensor | None]:
-        """Of choices, (n_rows, length, n_choices), and of pairs of neighbours, None without transitions."""
+        """Probabilities of choices, (n_rows, length, n_choices), and of neighbouring pairs, None without transitions."""
         if self.steps.shape[2] == 1:
             return torch.cat([self.first.unsqueeze(1), self.steps.squeeze(2)], 1).exp(), None
         choices, pairs = [self.first.exp()], []
@@ -103,14 +103,14 @@ class Chain:
         return torch.stack(choices, 1), torch.stack(pairs, 1) if pairs else self.steps
 
     def entropy(self) -> Tensor:
-        """Of the first choice, and of each other one given the one before it: (n_rows,)."""
+        """Entropy of the first choice plus the conditional entropies of the later ones: (n_rows,)."""
         choices, pairs = self.probabilities()
         if pairs is None:
             return -(choices * torch.cat([self.first.unsqueeze(1), self.steps.squeeze(2)], 1)).sum((-1, -2))
         return -(choices[:, 0] * self.first).sum(-1) - (pairs * self.steps).sum((-1, -2, -3))
 
     def divergence(self, other: Chain) -> Tensor:
-        """Of the first choice, and of each other one given the one before it, from those of another chain: (n_rows,)."""
+        """KL divergence to another chain: of the first choice, plus the conditional divergences: (n_rows,)."""
         choices, pairs = self.probabilities()
         if pairs is None:
             before = choices[:, :-1].unsqueeze(-1) if other.steps.shape[2] > 1 else 1

@@ -1,6 +1,6 @@
 """Divergences between Gibbs and other distributions, registered with `torch.distributions.kl_divergence`.
 
-They are infinite where the second distribution forbids what has probability under the first.
+They are infinite where the second distribution forbids an assignment that has mass under the first.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def _to_gibbs(q: Gibbs, p: Gibbs) -> Tensor:
 @register_kl(Gibbs, Categorical)
 def _to_categorical(q: Gibbs, p: Categorical) -> Tensor:
     if not isinstance(q.structure, OneOf):
-        raise ValueError(f"only a distribution over OneOf has a divergence to a Categorical, got {q!r}")
+        raise ValueError(f"the KL divergence to a Categorical requires a distribution over OneOf, got {q!r}")
     n = p.param_shape[-1]
     if q.structure.n != n:
-        raise ValueError(f"a distribution over {q.structure!r} has no divergence to a Categorical over {n} categories")
+        raise ValueError(f"the numbers of categories must match, got {q.structure!r} and a Categorical over {n} categories")
     by_probs = is_given_probs(p)
     q, p = broadcast(q, p)
     log_probs = _log(p.probs) if by_probs else p.logits
@@ -57,7 +57,7 @@ def _to_independent(q: Gibbs, p: Independent[Any]) -> Tensor:
     base = p.base_dist
     is_categorical = isinstance(base, Categorical) and isinstance(q.structure, Groups)
     if not is_categorical and not (isinstance(base, Bernoulli) and isinstance(q.structure, Bits)):
-        raise NotImplementedError(f"no divergence from {q!r} to Independent({type(base).__name__}) is known")
+        raise NotImplementedError(f"no KL divergence is implemented from {q!r} to Independent({type(base).__name__})")
     check_independent(q, p)
     by_probs = is_given_probs(base)
     q, p = broadcast(q, p)
@@ -76,7 +76,7 @@ def _to_independent(q: Gibbs, p: Independent[Any]) -> Tensor:
 def _from_sparse(q: SparseDistribution, p: Gibbs) -> Tensor:
     if q.event_shape != p.event_shape:
         raise ValueError(f"the event shapes {tuple(q.event_shape)} and {tuple(p.event_shape)} differ")
-    # Bit vectors with few ones are bit vectors.
+    # A `Budget` or `Subset` is contained in `Bits`, so the divergence is defined.
     are_bits = q.structure is not None and q.structure.bit_counts() is not None and isinstance(p.structure, Bits)
     if q.structure is not None and not are_bits:
         _check_structures(q.structure, p.structure)
@@ -98,21 +98,21 @@ def _to_independent_choices(
 
 def _check_structures(q: AbstractStructure, p: AbstractStructure) -> None:
     if q != p:
-        raise ValueError(f"a distribution over {q!r} has no divergence to one over {p!r}")
+        raise ValueError(f"the structures of both distributions must be equal, got {q!r} and {p!r}")
 
 
 def _check_lengths(q: AbstractStructure, p: AbstractStructure) -> None:
-    """Raise unless equal structures with as many rows have examples of the same lengths, too."""
+    """Raise a ValueError unless two equal structures with the same number of rows also have the same lengths."""
     ours, theirs = (getattr(structure, "lengths", None) for structure in (q, p))
     if ours is None and theirs is None:
         return
-    full = torch.tensor(q.score_shape[0])  # the length of an example where none is given
+    full = torch.tensor(q.score_shape[0])  # the length of all examples if lengths is None
     is_different = (full if ours is None else ours) != (full if theirs is None else theirs)
     if bool(is_different.any()):
-        raise ValueError("examples of different lengths have no divergence; give both distributions the same lengths")
+        raise ValueError("both distributions must have the same lengths, got structures with different lengths")
 
 
 def _log(probs: Tensor) -> Tensor:
-    """Logarithm with a true -inf at 0, and no gradient there."""
+    """Logarithm that is exactly -inf at 0, with zero gradient there."""
     is_positive = probs > 0
     return torch.where(is_positive, torch.where(is_positive, probs, 1.0).log(), -torch.inf)

@@ -1,4 +1,4 @@
-"""The distribution in which every assignment has mass."""
+"""Gibbs distributions over structures."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from sparsum.structures.scores import as_tuple
 
 
 class Gibbs(Distribution):
-    r"""The dense distribution over the assignments of a structure: what samplers draw from.
+    r"""Gibbs distribution over all assignments of a structure; sampling estimators draw from it.
 
     .. math:: p(z) = \exp(a_z^\top t - \log Z), \quad Z = \sum_{z} \exp(a_z^\top t)
 
-    Over `OneOf` it is the softmax, over `Bits` independent bits with the scores as logits, over `Groups` independent
-    categories, over `Sequence` a linear-chain conditional random field, summed by dynamic programming, and over `Tree` a
-    distribution over spanning trees, summed by elimination. Exact everywhere, and differentiable in the scores. A structure
-    of your own can have one, too: see `AbstractStructure.potentials` and `AbstractStructure.log_partition`.
+    Over `OneOf` this is the softmax; over `Bits`, independent bits with the scores as logits; over `Groups`, independent
+    categorical variables; over `Sequence`, a linear-chain conditional random field, summed by dynamic programming; over
+    `Tree`, a distribution over spanning trees, summed by elimination. All results are exact and differentiable in the
+    scores. Custom structures are supported through `AbstractStructure.potentials` or `AbstractStructure.log_partition`.
 
     >>> import sparsum as sp
     >>> p = Gibbs(torch.tensor([[1.0, 1.0, 0.0]]), sp.OneOf(3))
@@ -37,16 +37,17 @@ class Gibbs(Distribution):
     tensor([0.2672, 0.0362])
 
     Args:
-        scores: one score per part of the structure; -inf forbids.
-        structure: `OneOf`, `Bits`, `Groups`, `Sequence`, `Enumerated`, `Tree`, or one of your own that `has_partition`.
+        scores: one score per part of the structure; -inf forbids a part.
+        structure: `OneOf`, `Bits`, `Groups`, `Sequence`, `Enumerated`, `Tree`, or a custom structure that `has_partition`.
         mask: True where a part is allowed; see `AbstractStructure.bind`.
         temperature: divides the scores; a positive number, or one per example.
-        validate_args: whether to check the values, at the price of one wait for the device; by default True. Without it, a
-            row with a NaN gives NaN, and no other row does.
+        validate_args: whether to check the values; costs one host-device synchronization. Default: True. If False, a row
+            that contains a NaN returns NaN, and other rows are not affected.
 
     Raises:
-        TypeError: if the scores are not floating-point, or nobody knows how to sum over the structure.
-        ValueError: if the shape of the scores does not fit, or rows hold a NaN or +inf or allow nothing; rows are named.
+        TypeError: if the scores are not floating-point, or the structure does not support summation.
+        ValueError: if the shape of the scores does not match the structure, or if rows contain a NaN or +inf or forbid
+            every assignment; the message names the rows.
 
     References:
         - Conditional random fields (Lafferty, McCallum & Pereira, 2001), on chains
@@ -65,7 +66,7 @@ class Gibbs(Distribution):
         temperature: float | Tensor | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        check_gibbs(structure)  # before it is asked to bind scores
+        check_gibbs(structure)  # before it binds the scores
         self._assign(structure.bind(scores, mask=mask, temperature=temperature), validate_args)
 
     def _assign(self, bound: BoundScores, validate_args: bool | None) -> None:
@@ -85,7 +86,7 @@ class Gibbs(Distribution):
 
     @classmethod
     def from_bound(cls, bound: BoundScores, *, validate_args: bool | None = None) -> Gibbs:
-        """The distribution over scores that are bound to their structure already."""
+        """Create a distribution from scores that are already bound to their structure."""
         instance = cls.__new__(cls)
         instance._assign(bound, validate_args)
         return instance
@@ -97,21 +98,21 @@ class Gibbs(Distribution):
 
     @constraints.dependent_property
     def support(self) -> constraints.Constraint:
-        """Torch's constraint on single values."""
+        """The torch constraint on values."""
         if isinstance(self.structure, OneOf):
             return constraints.integer_interval(0, self.structure.n - 1)
         return constraints.independent(constraints.real, len(self.event_shape))
 
     @property
     def log_partition(self) -> Tensor:
-        r"""The logarithm of the normalising sum Z: (*batch_shape,)."""
+        r"""Log of the partition function Z: (*batch_shape,)."""
         return self.shaped(self.model.log_partition)
 
     def log_prob(
         self,
         value: Tensor,  # shape: (*sample_shape, *batch_shape, *event_shape)
     ) -> Tensor:
-        """Logarithm of the probability, -inf for what is forbidden: (*sample_shape, *batch_shape)."""
+        """Log-probability of ``value``, -inf for forbidden assignments: (*sample_shape, *batch_shape)."""
         value = broadcast_value(value, self.batch_shape, self.event_shape)
         sample_shape = value.shape[: value.ndim - len(self.batch_shape) - len(self.event_shape)]
         n_samples, n_rows = math.prod(sample_shape), math.prod(self.batch_shape)
@@ -134,7 +135,7 @@ class Gibbs(Distribution):
 
     @property
     def mean(self) -> Scores:
-        """The mean vector of each row, the marginals, in the form and shape of the scores."""
+        """The mean vector (marginals) of each row, in the form and shape of the scores."""
         mean = self.model.mean()
         shaped = tuple(map(self.shaped, as_tuple(mean)))
         return shaped if isinstance(mean, tuple) else shaped[0]
@@ -145,7 +146,7 @@ class Gibbs(Distribution):
         return self.bound.shaped(self.bound.argmax())
 
     def sample(self, sample_shape: int | Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
-        """Independent draws: (*sample_shape, *batch_shape, *event_shape)."""
+        """Draw independent samples: (*sample_shape, *batch_shape, *event_shape)."""
         check_generator(generator)
         shape = torch.Size([sample_shape] if isinstance(sample_shape, int) else sample_shape)
         with torch.no_grad():
@@ -153,26 +154,26 @@ class Gibbs(Distribution):
         return atoms.reshape(shape + self.batch_shape + self.event_shape)
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Gibbs:
-        """The same distributions in a larger batch, as `torch.Tensor.expand` does it."""
+        """Expand the batch, as `torch.Tensor.expand` does."""
         shape = torch.Size(batch_shape)
         source = torch.arange(self.bound.n_rows, device=self.bound.device)
         source = source.reshape(self.batch_shape).expand(shape).reshape(-1)
         bound = dataclasses.replace(self.bound.select(source), batch_shape=shape)
-        # What was checked, or was not to be, stays so.
+        # The values are already checked, or checks are disabled.
         expanded = Gibbs.from_bound(bound, validate_args=False)
         expanded._validate_args = self._validate_args
         return expanded
 
     def check_members(self, atoms: Tensor, row: Tensor) -> None:
-        """Raise a ValueError unless packed atoms are assignments of the structure; without ``validate_args`` do nothing."""
+        """Raise a ValueError unless packed atoms are assignments of the structure; no-op if ``validate_args`` is False."""
         if self._validate_args and not bool(self.structure.select(row).contains(atoms).all()):
-            raise ValueError(f"value must hold assignments of {self.structure!r}, got others")
+            raise ValueError(f"value must hold assignments of {self.structure!r} only, got at least one other value")
 
     def shaped(
         self,
         values: Tensor,  # shape: (n_rows, *rest)
     ) -> Tensor:
-        """A value per row in the shape of the batch and the dtype of the scores."""
+        """Reshape one value per row to the batch shape, in the dtype of the scores."""
         return self.bound.shaped(values).to(self.bound.dtype)
 
     def __repr__(self) -> str:
@@ -181,11 +182,11 @@ class Gibbs(Distribution):
 
 
 def check_gibbs(structure: AbstractStructure) -> None:
-    """Raise a TypeError unless a Gibbs distribution over a structure is known."""
+    """Raise a TypeError unless `Gibbs` supports a structure."""
     if not isinstance(structure, AbstractStructure):
         raise TypeError(f"structure must be an AbstractStructure such as OneOf(n), got {kind_of(structure)}")
     if not structure.has_partition:
         raise TypeError(
-            f"a Gibbs distribution over {structure!r} is not known: the structure defines neither potentials nor both "
-            "log_partition and sample; a subclass that changes the assignments of its parent must define them again"
+            f"Gibbs does not support {structure!r}: define either potentials, or both log_partition and sample; a subclass "
+            "that changes the assignments of its parent must define them again"
         )

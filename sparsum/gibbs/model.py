@@ -1,4 +1,4 @@
-"""The Gibbs distribution of rows of scores, by what their structure offers."""
+"""Gibbs distributions of rows of scores, computed by the methods that their structure defines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparsum.structures import BoundScores, Scores
 from sparsum.structures.log_space import FORBIDDEN, finite, infinite, shifted, weighted
 from sparsum.structures.scores import unflatten
 
-# What rounding may leave of the probability of a part that no assignment has.
+# Rounding may leave up to this probability for a part that no assignment uses.
 _ROUNDING = 1e-13
 
 
@@ -22,7 +22,7 @@ class AbstractModel(ABC):
 
     bound: BoundScores
     log_partition: Tensor  # shape: (n_rows,)
-    is_empty: Tensor  # shape: (n_rows,), whether nothing is allowed
+    is_empty: Tensor  # shape: (n_rows,), whether every assignment is forbidden
 
     @abstractmethod
     def log_prob(
@@ -34,7 +34,7 @@ class AbstractModel(ABC):
 
     @abstractmethod
     def sample(self, n: int, generator: torch.Generator | None) -> Tensor:
-        """Independent draws: (n, n_rows, *event_shape)."""
+        """Draw n independent samples per row: (n, n_rows, *event_shape)."""
 
     @abstractmethod
     def mean(self) -> Scores:
@@ -46,16 +46,16 @@ class AbstractModel(ABC):
 
     @abstractmethod
     def divergence(self, other: Self) -> Tensor:
-        """Kullback-Leibler divergence to a model of the same structure and as many rows: (n_rows,)."""
+        """Kullback-Leibler divergence to a model with the same structure and number of rows: (n_rows,)."""
 
 
 def model_of(bound: BoundScores) -> AbstractModel:
-    """The model of rows of scores whose structure `has_partition`."""
+    """Create the model of rows of scores whose structure `has_partition`."""
     return ChainModel(bound) if bound.structure.is_chain else SummedModel(bound)
 
 
 class ChainModel(AbstractModel):
-    """Over structures that are a chain of choices: by their `potentials`."""
+    """Model for structures that are a chain of choices, from their `potentials`."""
 
     def __init__(self, bound: BoundScores) -> None:
         self.bound = bound
@@ -63,37 +63,37 @@ class ChainModel(AbstractModel):
         self.log_partition, self.is_empty = self.chain.log_partition, self.chain.is_empty
 
     def log_prob(self, atoms: Tensor, row: Tensor) -> Tensor:
-        """The sum of conditional log-probabilities, which loses no digits to a large partition function."""
+        """Sum of conditional log-probabilities, which avoids cancellation with a large partition function."""
         return self.chain.log_prob(self.bound.structure.atoms_to_choices(atoms), row)
 
     def sample(self, n: int, generator: torch.Generator | None) -> Tensor:
-        """From the first choice to the last."""
+        """Sample from the first choice to the last."""
         with torch.no_grad():
             return self.bound.structure.choices_to_atoms(self.chain.sample(n, generator), self.bound.dtype)
 
     def mean(self) -> Scores:
-        """From the probability of each choice and, with pairwise scores, of each pair."""
+        """Mean vectors from the probability of each choice and, with pairwise scores, of each pair."""
         return self.bound.structure.choice_marginals(*self.chain.probabilities(), self.bound.scores)
 
     def entropy(self) -> Tensor:
-        """The sum of conditional entropies."""
+        """Sum of conditional entropies."""
         return self.chain.entropy()
 
     def divergence(self, other: Self) -> Tensor:
-        """The sum of conditional divergences."""
+        """Sum of conditional divergences."""
         return self.chain.divergence(other.chain)
 
 
 class SummedModel(AbstractModel):
-    r"""Over structures with a `log_partition` and a `sample` of their own, in float64.
+    r"""Model for structures that define `log_partition` and `sample`, in float64.
 
-    If a structure uses one part of each group, let every group choose its part by itself, :math:`\pi_{gc} \propto \exp
-    t_{gc}`. Given that these choices make an assignment, it has the Gibbs distribution:
+    If a structure uses one part of each group, let every group choose its part independently, :math:`\pi_{gc} \propto \exp
+    t_{gc}`. Conditioned on forming an assignment, these choices follow the Gibbs distribution:
 
     .. math:: p(z) = \frac1S \prod_g \pi_{g, z_g}, \quad \log Z = \log S + \sum_g \log \sum_c \exp t_{gc},
 
-    with S the probability of an assignment. The logarithms of these are small however large the scores are. Elsewhere
-    :math:`\pi` are the exponentials of the scores, and S is Z.
+    where S is the probability of forming an assignment. These logarithms are small however large the scores are. For other
+    structures, :math:`\pi` are the exponentials of the scores, and S is Z.
     """
 
     def __init__(self, bound: BoundScores) -> None:
@@ -103,19 +103,19 @@ class SummedModel(AbstractModel):
         self.is_empty = is_closed | ~(self.log_sum.detach() > FORBIDDEN / 2)
 
     def log_prob(self, atoms: Tensor, row: Tensor) -> Tensor:
-        """The score of the atoms less the logarithm of the sum; -inf for what is not an assignment."""
+        """Score of each atom minus log S; -inf for atoms that are not assignments."""
         is_member = self.bound.structure.select(row).contains(atoms)
         known = torch.where(is_member.reshape(-1, *[1] * (atoms.ndim - 1)), atoms, 0)
         total = self.choices.score(known, row) - self.log_sum[row]
         return torch.where(is_member, infinite(total), -torch.inf)
 
     def sample(self, n: int, generator: torch.Generator | None) -> Tensor:
-        """By the structure's own sampler."""
+        """Sample by the ``sample`` method of the structure."""
         with torch.no_grad():
             return self.bound.structure.sample(self.choices.map(Tensor.detach).scores, n, generator)
 
     def mean(self) -> Scores:
-        """The derivative of the log-partition function, 0 for padding."""
+        """Derivative of the log-partition function, 0 for padding."""
         mean, is_padding = self._mean(), self.bound.structure.padding()
         return unflatten(mean if is_padding is None else mean.masked_fill(is_padding, 0.0), self.bound.scores)
 
@@ -129,7 +129,7 @@ class SummedModel(AbstractModel):
         return difference.sum(-1) - self.log_sum + other.log_sum
 
     def _sums(self, bound: BoundScores) -> tuple[BoundScores, Tensor, Tensor, Tensor]:
-        r"""The logarithms of :math:`\pi` and of S, log Z less the latter, and whether a group allows nothing."""
+        r"""The logarithms of :math:`\pi` and of S, log Z - log S, and whether all parts of a group are forbidden."""
         flat, group_size = bound.flat.double(), bound.structure.group_size
         totals, is_closed = flat.new_zeros(len(flat)), torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
         if group_size is None:
@@ -145,7 +145,7 @@ class SummedModel(AbstractModel):
         return bound.with_flat(flat), log_sum, totals, is_closed
 
     def _mean(self) -> Tensor:
-        """The mean vectors, the derivative of the log-partition function by the scores: (n_rows, n_parts)."""
+        """The mean vectors: the derivative of the log-partition function with respect to the scores, (n_rows, n_parts)."""
         bound = self.bound
         is_differentiable = torch.is_grad_enabled() and bound.flat.requires_grad
         with torch.inference_mode(False), torch.enable_grad():
@@ -153,5 +153,5 @@ class SummedModel(AbstractModel):
             flat = flat if is_differentiable else flat.detach().requires_grad_()
             _, log_sum, totals, _ = self._sums(bound.with_flat(flat))
             (mean,) = torch.autograd.grad((log_sum + totals).sum(), flat, create_graph=is_differentiable)
-        # The derivative is a difference of probabilities; rounding may leave it below 0.
+        # The derivative is a difference of probabilities; rounding may make it negative.
         return mean if bound.structure.group_size is None else mean.clamp(0.0, 1.0)

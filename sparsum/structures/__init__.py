@@ -1,4 +1,4 @@
-"""What an assignment may be: the sets over which the sums run."""
+"""Structures: the finite sets of assignments that distributions and sums range over."""
 
 from sparsum.structures.abstract import AbstractStructure as AbstractStructure
 from sparsum.structures.abstract import BitCounts as BitCounts

@@ -1,4 +1,4 @@
-"""The interface of all structures, and the door for a user's own."""
+"""The interface of all structures, built-in and custom."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from sparsum.tensors import at_least_float32
 
 
 class Potentials(NamedTuple):
-    """The scores of a chain of choices: of each choice, and of each pair of neighbouring choices."""
+    """Scores of a chain of choices: unary scores of each choice, and pairwise scores of neighbouring choices."""
 
     unary: Tensor  # shape: (n_rows, length, n_choices)
     pairwise: Tensor | None = None  # shape: (n_rows, length - 1, n_choices, n_choices)
 
 
 class BitCounts(NamedTuple):
-    """Which bit vectors a structure consists of: all those with at most, or exactly, so many ones."""
+    """The bit vectors of a structure: all those with at most, or exactly, ``most`` ones."""
 
     most: int
     is_exact: bool = False
     is_symmetric: bool = True  # whether SparseMAP scores both states of a bit
 
     def is_free(self, n: int) -> bool:
-        """Whether all vectors of n bits are meant."""
+        """Whether these are all vectors of n bits."""
         return self.most == n and not self.is_exact
 
 
 class AbstractStructure(ABC):
     r"""A finite set of assignments z, each with a vector :math:`a_z`; scores t give z the score :math:`a_z^\top t`.
 
-    An assignment is handed around as a compact *atom*: for one of many categories, say, its index and not its one-hot
-    vector. A structure finds the atom with the best score (`argmax`), the k best ones (`topk`), and the vectors behind
-    atoms (`vectors`).
+    An assignment is represented by a compact *atom*: a category, for example, by its index instead of its one-hot vector. A
+    structure finds the atom with the best score (`argmax`), the k best atoms (`topk`), and the vectors of atoms
+    (`vectors`).
 
-    **Required.** For a structure of your own, `argmax` is enough, and `vectors` where an atom is not its own vector.
-    A score of -inf forbids a part: `argmax` never returns an assignment that uses a forbidden part while there is one that
-    does not. If every assignment is forbidden, it returns any assignment of the structure, never something else: the
-    library sees that it uses a forbidden part, and reports the row. (0 * -inf is NaN, which the `torch.where` below
-    avoids.) Two structures that hold the same assignments should be equal, which a frozen dataclass gives for free.
+    **Required.** A custom structure must define `argmax`, and `vectors` if an atom is not its own vector. A score of -inf
+    forbids a part: `argmax` must not return an assignment that uses a forbidden part unless all assignments do. In that
+    case it must still return some assignment of the structure: the library detects that it uses a forbidden part and
+    reports the row. (0 * -inf is NaN, which the `torch.where` below avoids.) Two structures with the same assignments should
+    compare equal; a frozen dataclass does this automatically.
 
     >>> import dataclasses, math
     >>> @dataclasses.dataclass(frozen=True)
@@ -70,35 +70,36 @@ class AbstractStructure(ABC):
     >>> q.probs
     tensor([0.6000, 0.3000, 0.1000])
 
-    **Optional.** Each of these opens more of the library; `sparsum.testing.check_structure` verifies what is declared.
+    **Optional.** Each of these enables more of the library; `sparsum.testing.check_structure` verifies the declarations.
 
-    - `score_shape`, the shape of one example's scores: they are then checked, and may have several dimensions.
-    - `log_count`: divergences to `sparsum.UniformOver`, and the estimators that list all assignments.
-    - `is_fixed_size`: all vectors are 0/1 with the same number of ones. The k-best search then branches on the parts of an
-      assignment alone, and not on all parts: for 1,600 parts of which 40 are used, 40 times fewer calls of `argmax`.
-      `group_size` says more: exactly one part of each group of consecutive parts is used.
-    - `potentials`, for assignments that are a chain of choices, each depending on the one before it at most: brings
-      `sparsum.Gibbs`, every sampling estimator and every bound. `choices_to_atoms` and `atoms_to_choices` where an atom is
-      not the tensor of its choices; `has_free_choices` if the choices do not depend on each other, for relaxations.
-    - `log_partition` and `sample`, for other structures that can be summed over and sampled from: bring the same, without
-      `SumAndSample` and `UnorderedSet`, which need a chain.
-    - `bit_counts`, for bit vectors of limited size: the closed forms of SparseMAP.
-    - `contains`: whether atoms are assignments at all, for the checks of `log_prob`.
+    - `score_shape`, the shape of one example's scores: enables shape checks and scores with several dimensions.
+    - `log_count`: enables divergences to `sparsum.UniformOver`, and the estimators that enumerate all assignments.
+    - `is_fixed_size`: all vectors are 0/1 with the same number of ones. The k-best search then only branches on the parts
+      that an assignment uses: with 1,600 parts of which 40 are used, this takes 40 times fewer calls of `argmax`.
+      `group_size` is stricter: exactly one part of each group of consecutive parts is used.
+    - `potentials`, for assignments that are a chain of choices, each depending at most on the previous one: enables
+      `sparsum.Gibbs`, all sampling estimators and all bounds. Define `choices_to_atoms` and `atoms_to_choices` if an atom is
+      not the tensor of its choices, and `has_free_choices` if the choices are independent, which enables relaxations.
+    - `log_partition` and `sample`, for other structures that can be summed over and sampled from: enable the same, except
+      `SumAndSample` and `UnorderedSet`, which require a chain.
+    - `bit_counts`, for bit vectors of limited size: enables the closed forms of SparseMAP.
+    - `contains`, whether atoms are assignments: enables the checks of `log_prob`.
 
-    A subclass that changes the assignments, by another `argmax`, `topk`, `kbest`, `vectors`, `score` or `log_count`, loses
-    the optional methods of its parent that it does not define itself: they speak of the parent's assignments.
+    A subclass that changes the assignments by overriding `argmax`, `topk`, `kbest`, `vectors`, `score` or `log_count` does
+    not inherit the optional methods of its parent, because they describe the parent's assignments. It must define them
+    again.
 
-    Batches: `argmax` and `topk` take scores of shape (*batch, *score_shape). The other methods take *rows*, one flattened
-    batch dimension, and atoms that are packed, of shape (n_atoms, *event_shape), with the row of each.
+    Batches: `argmax` and `topk` take scores of shape (*batch, *score_shape). The other methods take *rows*, a single
+    flattened batch dimension, and packed atoms of shape (n_atoms, *event_shape) with the row of each atom.
     """
 
     #: Whether all vectors are 0/1 with the same number of ones, so that none contains another.
     is_fixed_size: bool = False
-    #: Whether every combination of choices is an assignment, and none has `Potentials.pairwise` scores.
+    #: Whether every combination of choices is an assignment, without `Potentials.pairwise` scores.
     has_free_choices: bool = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Drop the optional methods that speak of a parent's assignments, if this class has others."""
+        """Reset inherited optional methods that describe a parent's assignments, if this class changes them."""
         super().__init_subclass__(**kwargs)
         if not any(name in vars(cls) for name in _MEANING):
             return
@@ -110,7 +111,7 @@ class AbstractStructure(ABC):
 
     @property
     def score_shape(self) -> tuple[int, ...]:
-        """The shape of one example's scores; if it is not defined, scores have one dimension of any size."""
+        """The shape of one example's scores; if undefined, scores have one dimension of any size."""
         raise TypeError(f"{self!r} has no score_shape: define it, or pass random_scores to check_structure")
 
     @property
@@ -122,7 +123,7 @@ class AbstractStructure(ABC):
 
     @property
     def group_size(self) -> int | None:
-        """If every assignment uses exactly one part of each group of consecutive parts, the number of parts in a group."""
+        """The number of parts per group, if assignments use exactly one part of each group of consecutive parts."""
         return None
 
     @abstractmethod
@@ -130,7 +131,7 @@ class AbstractStructure(ABC):
         self,
         scores: Scores,  # shape: (*batch, *score_shape)
     ) -> Tensor:
-        """The atom with the best score of each example, any assignment if all are forbidden: (*batch, *event_shape)."""
+        """The best atom of each example, or any assignment if all are forbidden: (*batch, *event_shape)."""
 
     def topk(
         self,
@@ -139,12 +140,12 @@ class AbstractStructure(ABC):
     ) -> Tensor:
         """The k best atoms of each example, best first: (*batch, min(k, number of assignments), *event_shape).
 
-        Where -inf forbids so many assignments that fewer than k are left, atoms with a score of -inf fill the rest. An
-        example that has fewer assignments than others in its batch repeats its last atom instead; `kbest` tells.
+        If fewer than k assignments are allowed, atoms with a score of -inf fill the rest. An example that has fewer
+        assignments than others in its batch repeats its last atom instead; `kbest` returns which atoms are allowed.
 
-        By default they are found by k calls of `argmax`, each for several problems per example: this needs vectors of 0
-        and 1, and an `argmax` that takes float64 and honours -inf. One call has as many problems per example as an
-        assignment has parts in use if ``is_fixed_size``, else as there are parts.
+        The default implementation calls `argmax` k times, each time for several problems per example. It requires 0/1
+        vectors and an `argmax` that accepts float64 and respects -inf. The number of problems per example is the number of
+        parts that an assignment uses if ``is_fixed_size``, and the number of all parts otherwise.
         """
         bound = self.bind(scores)
         atoms = kbest(bound, k)
@@ -157,7 +158,8 @@ class AbstractStructure(ABC):
     ) -> tuple[Tensor, Tensor]:
         """The k best atoms of each row, (n_rows, n_best, *event_shape), and which are allowed, (n_rows, n_best).
 
-        An atom is allowed unless it fills a row that has fewer: then it has a score of -inf, or repeats the one before it.
+        If a row has fewer atoms, the rest is filled with atoms that are not allowed: they have a score of -inf, or repeat
+        the previous atom.
         """
         atoms = self.topk(scores, k)
         n_rows, n_best = atoms.shape[:2]
@@ -170,15 +172,15 @@ class AbstractStructure(ABC):
         self,
         atoms: Tensor,  # shape: (n_atoms, *event_shape)
     ) -> Scores:
-        """The vectors of atoms, (n_atoms, *score_shape); by default an atom is its own vector."""
+        """The vectors of atoms: (n_atoms, *score_shape). By default an atom is its own vector."""
         return atoms
 
     def log_count(self) -> float:
-        """Logarithm of the number of assignments, if it is known: infinite by default."""
+        """Log of the number of assignments; the default, infinity, means unknown."""
         return math.inf
 
     def check_scores(self, scores: Scores) -> None:
-        """Raise a TypeError or ValueError unless the scores have a dtype and shape that fits."""
+        """Raise a TypeError or ValueError unless the dtype and shape of the scores match the structure."""
         if not isinstance(scores, Tensor):
             raise TypeError(f"scores for {self!r} must be a torch.Tensor, got {type(scores).__name__}")
         if not scores.is_floating_point():
@@ -187,7 +189,7 @@ class AbstractStructure(ABC):
             raise ValueError(
                 f"scores for {self!r} must have at least {self.score_ndim} dimension(s), got {tuple(scores.shape)}"
             )
-        with contextlib.suppress(TypeError):  # a structure need not tell its shape
+        with contextlib.suppress(TypeError):  # score_shape is optional
             wanted = tuple(self.score_shape)
             if tuple(scores.shape[scores.ndim - len(wanted) :]) != wanted:
                 shape = ", ".join(["*batch", *map(str, wanted)])
@@ -204,8 +206,8 @@ class AbstractStructure(ABC):
 
         Args:
             scores: one score per part.
-            mask: True where a part is allowed; the others get -inf. For scores that are a tuple, a tuple of masks, some of
-                which may be None.
+            mask: True where a part is allowed; scores of other parts are set to -inf. If the scores are a tuple, a tuple of
+                masks; each of them may be None.
             temperature: divides the scores; a positive number, or one per example.
         """
         self.check_scores(scores)
@@ -216,7 +218,7 @@ class AbstractStructure(ABC):
         return bound if temperature is None else divided(bound, temperature)
 
     def _bind(self, scores: Scores) -> BoundScores:
-        """Flatten the batch of scores that have been checked."""
+        """Flatten the batch of scores that are already checked."""
         (tensor,) = as_tuple(scores)
         n_batch = tensor.ndim - self.score_ndim
         return BoundScores(self, (tensor.reshape(-1, *tensor.shape[n_batch:]),), tensor.shape[:n_batch])
@@ -225,11 +227,11 @@ class AbstractStructure(ABC):
         self,
         index: Tensor,  # shape: (n,), int64
     ) -> AbstractStructure:
-        """The structure for some of its rows: itself, unless it depends on the example."""
+        """The structure of the given rows; ``self`` unless the structure depends on the example."""
         return self
 
     def padding(self) -> Tensor | None:
-        """Which parts of each row are padding, without meaning: (n_rows, n_parts), or None if there are no such parts."""
+        """Which parts of each row are padding: (n_rows, n_parts), or None if there is no padding."""
         return None
 
     def quadratic(
@@ -238,8 +240,8 @@ class AbstractStructure(ABC):
     ) -> tuple[Tensor, Tensor]:
         r"""The linear term b, (n_rows, n_parts), and weights w, (n_parts,), of SparseMAP's objective.
 
-        SparseMAP maximises :math:`b^\top \mu - \frac12 \sum_i w_i \mu_i^2` over the mean vectors. By default b are the
-        scores and all weights are 1, which is the projection of the scores.
+        SparseMAP maximises :math:`b^\top \mu - \frac12 \sum_i w_i \mu_i^2` over the mean vectors. By default b is the
+        scores and all weights are 1, so the solution is the Euclidean projection of the scores.
         """
         return flat, torch.ones(flat.shape[-1], dtype=flat.dtype, device=flat.device)
 
@@ -252,7 +254,7 @@ class AbstractStructure(ABC):
         """The score of each atom under the scores of its row, differentiable: (n_atoms,)."""
         vectors = flatten(self.vectors(atoms))
         flat = at_least_float32(flatten(scores))
-        # 0 * -inf is 0: a forbidden part that is not used
+        # A forbidden part that is not used contributes 0; 0 * -inf would be NaN.
         return torch.where(vectors == 0, 0.0, vectors.to(flat.dtype) * flat[row]).sum(-1)
 
     def marginals(
@@ -270,28 +272,28 @@ class AbstractStructure(ABC):
         self,
         atoms: Tensor,  # shape: (n, *event_shape), one for each row of the structure
     ) -> Tensor:
-        """Optional: which atoms are assignments, allowed or not: (n,). By default nothing is known against any."""
+        """Optional: whether atoms are assignments, allowed or forbidden: (n,). By default always True."""
         return torch.ones(len(atoms), dtype=torch.bool, device=atoms.device)
 
     def potentials(
         self,
         scores: Scores,  # shape: (n_rows, *score_shape)
     ) -> Potentials:
-        """Optional: the scores of a chain of choices, which add up to the scores of assignments; differentiable.
+        """Optional: scores of a chain of choices that sum to the scores of assignments; differentiable.
 
-        Whatever is chosen, `score` is the sum of the unary scores of all choices and the pairwise ones of neighbours. What
-        is not an assignment has a score of -inf.
+        For every assignment, `score` is the sum of the unary scores of its choices and the pairwise scores of neighbouring
+        choices. Combinations of choices that are not assignments must have a score of -inf.
         """
-        raise NotImplementedError(f"{self!r} is not a chain of choices: it defines no potentials")
+        raise NotImplementedError(f"{self!r} is not a chain of choices: it does not define potentials")
 
     def choices_to_atoms(
         self,
         choices: Tensor,  # shape: (*lead, length), int64
         dtype: torch.dtype,
     ) -> Tensor:
-        """Optional: the atoms that make these choices, (*lead, *event_shape); by default the choices themselves.
+        """Optional: convert choices to atoms, (*lead, *event_shape); by default the choices themselves.
 
-        The dtype is that of the scores, for atoms that are floating-point.
+        ``dtype`` is the dtype of the scores, for floating-point atoms.
         """
         return choices
 
@@ -308,9 +310,9 @@ class AbstractStructure(ABC):
         pairs: Tensor | None,  # shape: (n_rows, length - 1, n_choices, n_choices)
         scores: Scores,  # shape: (n_rows, *score_shape)
     ) -> Scores:
-        """Optional: the mean vectors when choices, and pairs of neighbours, have these probabilities; differentiable.
+        """Optional: the mean vectors, given the probabilities of choices and of neighbouring pairs; differentiable.
 
-        By default the adjoint of `potentials`, which is the same; define it where that is slow.
+        The default applies the adjoint of `potentials`, which gives the same result; override it for speed.
         """
         return adjoint(self.potentials, scores, Potentials(choices, pairs))
 
@@ -318,11 +320,11 @@ class AbstractStructure(ABC):
         self,
         scores: Scores,  # shape: (n_rows, *score_shape)
     ) -> Tensor:
-        r"""Optional: :math:`\log \sum_z \exp(a_z^\top t)` of each row, twice differentiable, -inf for what is forbidden.
+        r"""Optional: :math:`\log \sum_z \exp(a_z^\top t)` of each row, twice differentiable; -inf if all z are forbidden.
 
-        Scores are in float64. With ``group_size``, the exponentials of each group add up to 1, so that nothing overflows.
+        Scores are in float64. With ``group_size``, the exponentials of each group sum to 1, which avoids overflow.
         """
-        raise NotImplementedError(f"{self!r} cannot be summed over: it defines no log_partition")
+        raise NotImplementedError(f"{self!r} cannot be summed over: it does not define log_partition")
 
     def sample(
         self,
@@ -330,32 +332,32 @@ class AbstractStructure(ABC):
         n: int,
         generator: torch.Generator | None,
     ) -> Tensor:
-        r"""Optional: n independent assignments of each row, with probabilities :math:`\propto \exp(a_z^\top t)`.
+        r"""Optional: draw n independent assignments per row, with probabilities :math:`\propto \exp(a_z^\top t)`.
 
-        Scores are those of `log_partition`, without gradient. Returns atoms of shape (n, n_rows, *event_shape).
+        Scores are as for `log_partition`, but detached. Returns atoms of shape (n, n_rows, *event_shape).
         """
-        raise NotImplementedError(f"{self!r} cannot be sampled from: it defines no sample")
+        raise NotImplementedError(f"{self!r} cannot be sampled from: it does not define sample")
 
     def bit_counts(self) -> BitCounts | None:
-        """Optional: which bit vectors the structure consists of, if atoms are all bit vectors of limited size."""
+        """Optional: the number of ones, if the assignments are all bit vectors with a limited number of ones."""
         return None
 
     @property
     def is_chain(self) -> bool:
-        """Whether assignments are a chain of choices: `potentials` is defined."""
+        """Whether assignments are a chain of choices, that is, `potentials` is defined."""
         return type(self).potentials is not AbstractStructure.potentials
 
     @property
     def has_partition(self) -> bool:
-        """Whether `sparsum.Gibbs` can be over the structure: it is a chain, or defines `log_partition` and `sample`."""
+        """Whether `sparsum.Gibbs` supports the structure: it is a chain, or defines `log_partition` and `sample`."""
         kind = type(self)
         is_summed = kind.log_partition is not AbstractStructure.log_partition
         return self.is_chain or (is_summed and kind.sample is not AbstractStructure.sample)
 
 
-#: What says which assignments a structure has, and what they score.
+#: Methods that determine the assignments of a structure and their scores.
 _MEANING = ("argmax", "topk", "kbest", "vectors", "score", "log_count")
-#: What is lost, each group together, when a subclass changes that and does not define any of the group.
+#: Groups of optional methods; a subclass that changes the assignments only keeps the groups in which it defines a method.
 _OPTIONAL = (
     ("potentials", "choices_to_atoms", "atoms_to_choices", "choice_marginals", "has_free_choices"),
     ("log_partition", "sample"),
@@ -365,7 +367,7 @@ _OPTIONAL = (
 
 
 def adjoint(function: Any, scores: Scores, cotangents: Potentials) -> Scores:
-    """The adjoint of an affine function of the scores, applied to cotangents and differentiable in them."""
+    """Apply the adjoint of an affine function of the scores to cotangents; differentiable in the cotangents."""
     with torch.inference_mode(False), torch.enable_grad():
         leaves = tuple(tensor.detach().clone().requires_grad_() for tensor in as_tuple(scores))
         outputs = function(leaves if isinstance(scores, tuple) else leaves[0])

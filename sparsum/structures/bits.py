@@ -1,4 +1,4 @@
-"""Bit vectors: all of them, those with at most so many ones, and those with exactly so many."""
+"""Bit vectors: all of them, or those with at most or exactly a given number of ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparsum.structures.kbest import best_bits, best_counted_bits
 
 
 class AbstractBits(AbstractStructure):
-    """What structures over bits share: scores (*batch, n), and atoms that are their own vectors."""
+    """Base class of structures over bits: scores have shape (*batch, n), and atoms are their own vectors."""
 
     n: int
     symmetric: bool
@@ -26,7 +26,7 @@ class AbstractBits(AbstractStructure):
         return (self.n,)
 
     def _check(self, **ones: int) -> None:
-        """Raise unless the sizes are ints in their range."""
+        """Raise a TypeError or ValueError unless the sizes are ints in their range."""
         check_int("n", self.n, least=1)
         for name, value in ones.items():
             check_int(name, value, least=0, most=self.n, why=f" for n = {self.n}")
@@ -40,7 +40,7 @@ class AbstractBits(AbstractStructure):
     ) -> tuple[Tensor, Tensor]:
         """The k best atoms of each row, (n_rows, n_best, n), and which are allowed, (n_rows, n_best)."""
         atoms = self.topk(scores, k)
-        # All are different, so that only those are not allowed that set a bit which is forbidden: no need of their scores.
+        # All atoms differ, so an atom is allowed unless it sets a forbidden bit; this does not need its score.
         return atoms, ~((atoms != 0) & (scores == -torch.inf).unsqueeze(1)).any(-1)
 
     def quadratic(
@@ -49,7 +49,7 @@ class AbstractBits(AbstractStructure):
     ) -> tuple[Tensor, Tensor]:
         r"""The linear term and weights of SparseMAP's objective.
 
-        With ``symmetric`` the vector of z is [z, 1 - z] and its scores are [t, 0], so that up to a constant the objective is
+        With ``symmetric``, the vector of z is [z, 1 - z] and its scores are [t, 0]. Up to a constant, the objective is
 
         .. math:: t^\top \mu - \tfrac12 \lVert \mu \rVert^2 - \tfrac12 \lVert 1 - \mu \rVert^2
             = (t + 1)^\top \mu - \lVert \mu \rVert^2 + \text{const}.
@@ -63,8 +63,9 @@ class AbstractBits(AbstractStructure):
 class Bits(AbstractBits):
     """All vectors of ``n`` bits.
 
-    Scores have shape (*batch, n): that of a vector is the sum over the bits that are 1. Atoms are 0/1 in the scores' dtype,
-    of shape (n_atoms, n). A score of -inf forbids a 1; one of 0 leaves both states equally good, and the argmax takes the 0.
+    Scores have shape (*batch, n); the score of a vector is the sum over the bits that are 1. Atoms are 0/1 tensors of shape
+    (n_atoms, n) in the dtype of the scores. A score of -inf forbids a 1. With a score of 0, both states are equally good,
+    and `argmax` returns 0.
 
     >>> structure = Bits(3)
     >>> structure.argmax(torch.tensor([0.5, -2.0, 0.1]))
@@ -76,8 +77,9 @@ class Bits(AbstractBits):
 
     Args:
         n: the number of bits, at least 1.
-        symmetric: whether SparseMAP scores both states of a bit, so that its marginals are the projection of (t + 1) / 2 and
-            a score of 0 means one half; else that of t, where a negative score means 0. The argmax is the same.
+        symmetric: whether SparseMAP scores both states of a bit. If True, its marginals are the projection of (t + 1) / 2,
+            and a score of 0 gives one half; if False, they are the projection of t, and a negative score gives 0. The argmax
+            is the same.
     """
 
     n: int
@@ -108,7 +110,7 @@ class Bits(AbstractBits):
         return atoms.view(*scores.shape[:-1], *atoms.shape[1:])
 
     def log_count(self) -> float:
-        """Logarithm of 2**n."""
+        """Log of 2**n."""
         return self.n * math.log(2)
 
     def bit_counts(self) -> BitCounts:
@@ -126,7 +128,7 @@ class Bits(AbstractBits):
         self,
         scores: Tensor,  # shape: (n_rows, n)
     ) -> Potentials:
-        """A choice of two for each bit, the first of which scores 0."""
+        """One choice between 0 and 1 for each bit; 0 has a score of 0."""
         return Potentials(torch.stack([torch.zeros_like(scores), scores], -1))
 
     def choices_to_atoms(
@@ -134,7 +136,7 @@ class Bits(AbstractBits):
         choices: Tensor,  # shape: (*lead, n), int64
         dtype: torch.dtype,
     ) -> Tensor:
-        """The bits, in the scores' dtype: (*lead, n)."""
+        """The bits, in the dtype of the scores: (*lead, n)."""
         return choices.to(dtype)
 
     def choice_marginals(
@@ -143,13 +145,13 @@ class Bits(AbstractBits):
         pairs: Tensor | None,
         scores: Tensor,  # shape: (n_rows, n)
     ) -> Tensor:
-        """The probability of each bit to be 1: (n_rows, n)."""
+        """The probability that each bit is 1: (n_rows, n)."""
         return choices[..., 1]
 
 
 @dataclass(frozen=True)
 class Budget(AbstractBits):
-    """The vectors of ``n`` bits of which at most ``most`` are 1.
+    """Vectors of ``n`` bits of which at most ``most`` are 1.
 
     Scores and atoms are those of `Bits`.
 
@@ -173,7 +175,7 @@ class Budget(AbstractBits):
         self,
         scores: Tensor,  # shape: (*batch, n)
     ) -> Tensor:
-        """The bits with positive scores, or the best of them, the first among equals: (*batch, n)."""
+        """The best bits with positive scores, at most ``most`` of them, the first ones on ties: (*batch, n)."""
         self.check_scores(scores)
         return _take_first(scores, self.most) * (scores > 0)
 
@@ -189,24 +191,24 @@ class Budget(AbstractBits):
         return atoms.view(*scores.shape[:-1], *atoms.shape[1:])
 
     def log_count(self) -> float:
-        r"""Logarithm of :math:`\sum_{i \le most} \binom{n}{i}`."""
+        r"""Log of :math:`\sum_{i \le most} \binom{n}{i}`."""
         return math.log(_n_up_to(self.n, self.most))
 
     def bit_counts(self) -> BitCounts:
-        """At most so many ones."""
+        """At most ``most`` ones."""
         return BitCounts(self.most, is_symmetric=self.symmetric)
 
     def contains(
         self,
         atoms: Tensor,  # shape: (n_atoms, n)
     ) -> Tensor:
-        """Whether entries are bits, of which at most so many are 1: (n_atoms,)."""
+        """Whether all entries are 0 or 1, with at most ``most`` ones: (n_atoms,)."""
         return is_bits(atoms) & (atoms.sum(-1) <= self.most)
 
 
 @dataclass(frozen=True)
 class Subset(AbstractBits):
-    """The vectors of ``n`` bits of which exactly ``k`` are 1.
+    """Vectors of ``n`` bits of which exactly ``k`` are 1.
 
     Scores and atoms are those of `Bits`.
 
@@ -232,7 +234,7 @@ class Subset(AbstractBits):
         self,
         scores: Tensor,  # shape: (*batch, n)
     ) -> Tensor:
-        """The k bits with the best scores, the first among equals: (*batch, n)."""
+        """The k bits with the best scores, the first ones on ties: (*batch, n)."""
         self.check_scores(scores)
         return _take_first(scores, self.k)
 
@@ -248,18 +250,18 @@ class Subset(AbstractBits):
         return atoms.view(*scores.shape[:-1], *atoms.shape[1:])
 
     def log_count(self) -> float:
-        r"""Logarithm of :math:`\binom{n}{k}`."""
+        r"""Log of :math:`\binom{n}{k}`."""
         return math.log(math.comb(self.n, self.k))
 
     def bit_counts(self) -> BitCounts:
-        """Exactly k ones."""
+        """Exactly ``k`` ones."""
         return BitCounts(self.k, is_exact=True, is_symmetric=self.symmetric)
 
     def contains(
         self,
         atoms: Tensor,  # shape: (n_atoms, n)
     ) -> Tensor:
-        """Whether entries are bits, of which exactly k are 1: (n_atoms,)."""
+        """Whether all entries are 0 or 1, with exactly ``k`` ones: (n_atoms,)."""
         return is_bits(atoms) & (atoms.sum(-1) == self.k)
 
 
@@ -274,15 +276,15 @@ def _take_first(
     scores: Tensor,  # shape: (*batch, n)
     k: int,
 ) -> Tensor:
-    """1 for the k best scores, the first among equals, else 0: (*batch, n)."""
-    # A stable sort, because topk chooses among equals as it likes.
+    """1 for the k best scores, the first ones on ties, and 0 elsewhere: (*batch, n)."""
+    # A stable sort, because the order of ties in topk is unspecified.
     places = scores.detach().sort(dim=-1, descending=True, stable=True).indices[..., :k]
     return torch.zeros_like(scores, requires_grad=False).scatter(-1, places, 1.0)
 
 
 @lru_cache(maxsize=64)
 def _n_up_to(n: int, most: int) -> int:
-    """The number of subsets of n elements with at most so many."""
+    """The number of subsets of n elements with at most ``most`` elements."""
     total = binomial = 1
     for i in range(most):
         binomial = binomial * (n - i) // (i + 1)

@@ -1,4 +1,4 @@
-"""Any set of vectors, written out."""
+"""Explicitly listed sets of vectors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from sparsum.tensors import at_least_float32
 
 
 class Enumerated(AbstractStructure):
-    r"""A set of vectors that is small enough to be written out.
+    r"""An explicit list of vectors.
 
-    Scores have the shape of a vector, after the batch; atoms are int64 indices of shape (n_atoms,). A score of -inf forbids
-    all vectors that are not 0 there. Vectors that occur repeatedly count repeatedly.
+    Scores have shape (*batch, *event), where event is the shape of a vector. Atoms are int64 indices of shape (n_atoms,). A
+    score of -inf forbids all vectors with a nonzero entry there. Duplicate vectors count as distinct assignments.
 
     >>> structure = Enumerated(torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]]))
     >>> structure
@@ -27,8 +27,8 @@ class Enumerated(AbstractStructure):
     tensor([1, 2])
 
     Args:
-        vectors: the vectors, of shape (count, *event), with at least one dimension after the first; best on the device of
-            the scores, else they are copied at every call.
+        vectors: the vectors, of shape (count, *event), with at least two dimensions. Keep them on the device of the scores:
+            otherwise they are copied at every call.
     """
 
     def __init__(
@@ -42,9 +42,9 @@ class Enumerated(AbstractStructure):
         if vectors.ndim < 2:
             raise ValueError(f"vectors must have shape (count, *event), at least 2 dimensions, got {tuple(vectors.shape)}")
         if not vectors.numel():
-            raise ValueError(f"vectors must not be empty, got {tuple(vectors.shape)}: without assignments, no distribution")
+            raise ValueError(f"vectors must not be empty, got shape {tuple(vectors.shape)}; pass at least one vector")
         if not vectors.isfinite().all():
-            raise ValueError("vectors must be finite, got an infinite entry or a NaN")
+            raise ValueError("vectors must be finite, got an infinite or NaN entry")
         self._vectors = vectors.detach().clone()
         is_binary = bool(((vectors == 0) | (vectors == 1)).all())
         sizes = vectors.detach().flatten(1).sum(1, dtype=torch.float64)
@@ -74,7 +74,7 @@ class Enumerated(AbstractStructure):
         self,
         scores: Tensor,  # shape: (*batch, *event)
     ) -> Tensor:
-        """The index of the best vector, the first among equals: (*batch,)."""
+        """The index of the best vector, the first one on ties: (*batch,)."""
         return self._all_scores(scores).argmax(-1)
 
     def topk(
@@ -90,11 +90,11 @@ class Enumerated(AbstractStructure):
         self,
         atoms: Tensor,  # shape: (n_atoms,)
     ) -> Tensor:
-        """The vectors at some indices: (n_atoms, *event)."""
+        """The vectors at the given indices: (n_atoms, *event)."""
         return self._vectors.to(atoms.device)[atoms]
 
     def log_count(self) -> float:
-        """Logarithm of the number of vectors."""
+        """Log of the number of vectors."""
         return math.log(len(self._vectors))
 
     def score(
@@ -103,7 +103,7 @@ class Enumerated(AbstractStructure):
         atoms: Tensor,  # shape: (n_atoms,)
         row: Tensor,  # shape: (n_atoms,)
     ) -> Tensor:
-        """The score of each atom: -inf where it uses a forbidden part, also one with a negative entry."""
+        """The score of each atom; -inf if it uses a forbidden part, even with a negative entry: (n_atoms,)."""
         vectors, parts = flatten(self.vectors(atoms)), flatten(scores)[row]
         used = torch.where(parts == -torch.inf, parts, vectors.to(parts.dtype) * parts)
         return torch.where(vectors == 0, 0.0, used).sum(-1)
@@ -119,11 +119,11 @@ class Enumerated(AbstractStructure):
         self,
         scores: Tensor,  # shape: (n_rows, *event)
     ) -> Potentials:
-        """One choice, among all vectors."""
+        """A chain of one choice among all vectors."""
         rows = at_least_float32(scores).flatten(1)
         vectors = self._vectors.to(rows).flatten(1)
         is_forbidden = rows == -torch.inf
-        with torch.autocast(rows.device.type, enabled=False):  # sums of scores keep their digits
+        with torch.autocast(rows.device.type, enabled=False):  # keep the precision of the scores
             values = torch.where(is_forbidden, 0.0, rows) @ vectors.T
             uses_forbidden = is_forbidden.to(rows.dtype) @ (vectors != 0).to(rows.dtype).T > 0
         return Potentials(values.masked_fill(uses_forbidden, -torch.inf).unsqueeze(1))
@@ -133,7 +133,7 @@ class Enumerated(AbstractStructure):
         choices: Tensor,  # shape: (*lead, 1), int64
         dtype: torch.dtype,
     ) -> Tensor:
-        """The index that is chosen: (*lead,)."""
+        """The chosen index: (*lead,)."""
         return choices.squeeze(-1)
 
     def atoms_to_choices(
@@ -160,14 +160,14 @@ class Enumerated(AbstractStructure):
     ) -> Tensor:
         """The scores of all vectors in float64: (*batch, count).
 
-        Added up part by part and not by a matrix product, whose rounding depends on where in the batch a row stands, so
-        that the same scores have the same best vector in any batch.
+        Sums part by part instead of using a matrix product, whose rounding depends on the position of a row in the batch.
+        The same scores therefore have the same best vector in every batch.
         """
         self.check_scores(scores)
         flat = scores.detach().flatten(-self.score_ndim).double()
         vectors = self._vectors.to(flat.device).flatten(1).double()
         is_forbidden = (flat == -torch.inf).double() @ (vectors != 0).double().T > 0
-        # 0 * inf is NaN: infinite scores are left out, or made very large.
+        # 0 * inf is NaN: replace -inf by 0 and +inf by a very large number.
         finite = flat.nan_to_num(nan=torch.nan, posinf=1e300, neginf=0.0)
         values = finite.new_zeros(*finite.shape[:-1], len(vectors))
         for part in range(vectors.shape[-1]):

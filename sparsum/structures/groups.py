@@ -1,4 +1,4 @@
-"""One of n categories, several times."""
+"""Groups of categories, with one category chosen in each."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Groups(AbstractStructure):
         self,
         scores: Tensor,  # shape: (*batch, n_groups, n_each)
     ) -> Tensor:
-        """The best category of each group, the first among equals: (*batch, n_groups)."""
+        """The best category of each group, the first one on ties: (*batch, n_groups)."""
         self.check_scores(scores)
         return scores.argmax(-1)
 
@@ -83,7 +83,7 @@ class Groups(AbstractStructure):
         return torch.nn.functional.one_hot(atoms, self.n_each).to(torch.get_default_dtype())
 
     def log_count(self) -> float:
-        """Logarithm of n_each ** n_groups."""
+        """Log of n_each ** n_groups."""
         return self.n_groups * math.log(self.n_each)
 
     def score(
@@ -92,8 +92,8 @@ class Groups(AbstractStructure):
         atoms: Tensor,  # shape: (n_atoms, n_groups)
         row: Tensor,  # shape: (n_atoms,)
     ) -> Tensor:
-        """The score of each atom, without its one-hot vector."""
-        if scores.is_cuda:  # the gradient of index_select is summed in any order there, that of indexing is not
+        """The score of each atom, computed without one-hot vectors: (n_atoms,)."""
+        if scores.is_cuda:  # unlike that of index_select, the gradient of indexing is deterministic
             return scores.reshape(-1)[self._places(atoms, row)].sum(-1)
         return scores.reshape(-1).index_select(0, self._places(atoms, row).flatten()).view_as(atoms).sum(-1)
 
@@ -103,8 +103,8 @@ class Groups(AbstractStructure):
         probs: Tensor,  # shape: (n_atoms,)
         segments: Segments,
     ) -> Tensor:
-        """The probability of each category, without one-hot vectors: (n_rows, n_groups, n_each)."""
-        if probs.is_cuda:  # index_add sums in any order there
+        """The probability of each category, computed without one-hot vectors on a CPU: (n_rows, n_groups, n_each)."""
+        if probs.is_cuda:  # index_add is not deterministic
             return segments.sum(self.vectors(atoms).to(probs.dtype) * probs.view(-1, 1, 1))
         dense = probs.new_zeros(segments.n_rows * self.n_groups * self.n_each)
         spread = probs.unsqueeze(-1).expand(-1, self.n_groups).flatten()
@@ -112,7 +112,7 @@ class Groups(AbstractStructure):
         return dense.view(segments.n_rows, self.n_groups, self.n_each)
 
     def _places(self, atoms: Tensor, row: Tensor) -> Tensor:
-        """Where the categories of each atom stand in the flattened scores: (n_atoms, n_groups)."""
+        """The positions of each atom's categories in the flattened scores: (n_atoms, n_groups)."""
         group = row.unsqueeze(-1) * self.n_groups + torch.arange(self.n_groups, device=row.device)
         return group * self.n_each + atoms
 
@@ -127,7 +127,7 @@ class Groups(AbstractStructure):
         self,
         scores: Tensor,  # shape: (n_rows, n_groups, n_each)
     ) -> Potentials:
-        """A choice for each group."""
+        """One choice for each group."""
         return Potentials(scores)
 
     def choice_marginals(

@@ -1,8 +1,8 @@
-"""The k best assignments of a batch of rows: exact, and without a loop over rows.
+"""The exact k best assignments of a batch of rows, without a loop over rows.
 
-Bits rest on one idea. Sort what may be changed in the best assignment by its cost; call a set of changes *dominated* by
-another when, whatever the costs are, the other is at least as good. A set that k others dominate is not needed among the k
-best. What remains is a fixed table of sets, the same for all rows and short: 16 for k = 10, 473 for k = 100.
+For bits, sort the possible changes to the best assignment by their cost. A set of changes is *dominated* by another set if
+the other one is at least as good for all costs. A set that is dominated by k others is not needed among the k best. The
+remaining sets form a fixed, short table that is the same for all rows: 16 sets for k = 10, 473 for k = 100.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sparsum.tensors import tensor_cache
 
 
 class Smallest(NamedTuple):
-    """The smallest entries along the last dimension, in order, and where they are."""
+    """The smallest entries along the last dimension, in ascending order, and their indices."""
 
     values: Tensor
     indices: Tensor
@@ -30,28 +30,28 @@ def smallest(
     values: Tensor,  # shape: (*batch, n)
     k: int,
 ) -> Smallest:
-    """The k smallest entries; the same ones for the same row, wherever in a batch it stands."""
-    if values.is_cuda:  # topk there chooses among equals by the shape of the whole batch
+    """The k smallest entries; the result for a row does not depend on the rest of the batch."""
+    if values.is_cuda:  # the order of ties in topk depends on the shape of the batch
         ordered = values.sort(dim=-1, stable=True)
         return Smallest(ordered.values[..., :k], ordered.indices[..., :k])
     return Smallest(*values.topk(k, -1, largest=False))
 
 
 def finite(scores: Tensor) -> Tensor:
-    """Scores in float64 with very large numbers for infinite ones, which can be added up without a NaN."""
+    """Convert scores to float64, and infinite scores to very large numbers, so that sums do not become NaN."""
     return scores.double().nan_to_num(nan=nan, posinf=1e300, neginf=-1e300)
 
 
 @dataclass(frozen=True)
 class Sets:
-    """The non-empty sets of positions, sorted by cost, that fewer than k other sets dominate.
+    """The non-empty sets of positions, sorted by cost, that are dominated by fewer than k other sets.
 
-    They come in levels, one for each size, smallest first. The sets of a level are those of the level before with one more
-    position at the end, so that their costs take one addition each.
+    They are organised in levels, one for each size, smallest first. The sets of a level extend sets of the previous level by
+    one position at the end, so the cost of each set takes one addition.
 
     Args:
-        levels: for each size, the sets of the level before that are extended, and the positions that are added.
-        members: the positions in each set, the last one repeated up to the common length.
+        levels: for each size, the sets of the previous level that are extended, and the positions that are added.
+        members: the positions in each set; the last one is repeated up to the common length.
     """
 
     levels: tuple[tuple[Tensor, Tensor], ...]  # shape: (n_sets_of_this_size,) each, int64
@@ -75,17 +75,17 @@ class Sets:
 
 @tensor_cache
 def undominated_sets(k: int, width: int, device: torch.device) -> Sets:
-    r"""The table of sets of 1, ..., width that are dominated by fewer than k others.
+    r"""The table of subsets of 1, ..., width that are dominated by fewer than k others.
 
-    S is dominated by T when T has at most as many elements and the i-th largest of T is at most the i-th largest of S, for
-    all i. Count the sets that dominate S, S included, by their largest element v: :math:`h_\emptyset(0) = 1`, and with one
-    more element p above all others in S
+    S is dominated by T if T has at most as many elements as S, and the i-th largest element of T is at most the i-th largest
+    of S, for all i. Count the sets that dominate S, including S, by their largest element v: :math:`h_\emptyset(0) = 1`, and
+    with one more element p above all others in S
 
     .. math:: h_{S \cup p}(0) = 1, \qquad h_{S \cup p}(v) = \sum_{u < v} h_S(u) \quad (1 \le v \le p).
 
-    The count grows with p and with every element added, so that the search stops as soon as it exceeds k.
+    The count grows with p and with every added element, so the search stops as soon as it exceeds k.
     """
-    level = [(0, [1])]  # the largest element of a set, and the running sums of its h
+    level = [(0, [1])]  # the largest element of a set, and the cumulative sums of its h
     members = torch.zeros(1, 0, dtype=torch.int64, device=device)
     levels, tables = [], []
     while True:
@@ -100,7 +100,7 @@ def undominated_sets(k: int, width: int, device: torch.device) -> Sets:
                     break
                 parents.append(index)
                 positions.append(position)
-                # One more element at least doubles the count: where that is too much, its h will not be needed.
+                # One more element at least doubles the count: if that exceeds k, h is not needed.
                 h = [1, *sums, *[sums[-1]] * (position - 1 - largest)] if 2 * count <= k else []
                 extended.append((position, list(accumulate(h))))
         if not parents:
@@ -117,13 +117,13 @@ def undominated_sets(k: int, width: int, device: torch.device) -> Sets:
 
 @tensor_cache
 def _sets_as_bits(k: int, width: int, device: torch.device) -> Tensor:
-    """The same table with the positions of each set as the bits of a number: (n_sets,), int64."""
+    """The table of `undominated_sets`, with the positions of each set as the bits of an integer: (n_sets,), int64."""
     members = undominated_sets(k, width, torch.device("cpu")).members
     return torch.tensor([sum(1 << position for position in set(row)) for row in members.tolist()], device=device)
 
 
 def _are_few_bits(scores: Tensor, k: int) -> bool:
-    """More than one and up to `MOST_BEST` vectors, of up to `MOST_BITS` bits."""
+    """From 2 to `MOST_BEST` vectors of at most `MOST_BITS` bits."""
     from sparsum.kernels.best_bits import MOST_BEST, MOST_BITS
 
     return 1 < k <= MOST_BEST and scores.shape[-1] <= MOST_BITS
@@ -140,10 +140,10 @@ def best_bits(
     scores: Tensor,  # shape: (n_rows, n)
     k: int,
 ) -> Tensor:
-    """The k best of all bit vectors, best first, 0/1 in the scores' dtype: (n_rows, k, n).
+    """The k best bit vectors, best first, as 0/1 in the dtype of the scores: (n_rows, k, n).
 
-    Flipping bits of the best vector costs the absolute value of their scores, so that the k - 1 smallest of these are
-    enough: a table of sets, one top-k of the bits, one of the sets.
+    Flipping a bit of the best vector costs the absolute value of its score, so only the k - 1 bits with the smallest cost
+    matter. This takes a table of sets, one top-k over the bits, and one top-k over the sets.
     """
     best = (scores > 0).to(scores.dtype)
     if k == 1:
@@ -158,9 +158,9 @@ def best_bits(
 
 def _flip(
     best: Tensor,  # shape: (n_rows, n), 0/1
-    positions: Tensor,  # shape: (n_rows, k - 1, n_flips), a position may be named repeatedly
+    positions: Tensor,  # shape: (n_rows, k - 1, n_flips), may contain duplicates
 ) -> Tensor:
-    """The best bits, followed by what they become with some of them flipped: (n_rows, k, n)."""
+    """The best bits, followed by copies with the bits at the given positions flipped: (n_rows, k, n)."""
     atoms = best.unsqueeze(1).repeat(1, positions.shape[1] + 1, 1)
     flipped = (1 - best).gather(1, positions.flatten(1)).view_as(positions)
     atoms[:, 1:].scatter_(2, positions, flipped)
@@ -175,13 +175,14 @@ def best_counted_bits(
     *,
     exactly: bool,
 ) -> Tensor:
-    """The k best of the bit vectors with at most (or exactly) so many ones, best first: (n_rows, k, n).
+    """The k best bit vectors with at most (or exactly) ``most`` ones, best first: (n_rows, k, n).
 
-    With the scores sorted, best first, let the best vector take m. Any other drops a set D of these and adds a set A from
-    beyond, A and D of the same size for ``exactly``, else A not larger than D by more than what is left of the budget. With
-    fewer elements in D, or elements closer to m, there still is an A that keeps the result at least as good, and the other
-    way round. So both come from the same table as for all bits, with costs that start at m and run to either side; of the
-    pairs with sizes (d, a), only the i-th best D with the j-th best A for few (i, j) matter.
+    With the scores sorted, best first, the best vector takes the first m bits. Any other vector drops a set D of these bits
+    and adds a set A of the remaining ones. With ``exactly``, A and D have the same size; otherwise A may be larger than D by
+    at most the rest of the budget. If D has fewer elements, or elements closer to m, there is still an A for which the
+    result is at least as good, and vice versa. Therefore, both sets come from the same table as for `best_bits`, with costs
+    that start at m and go in either direction. Among pairs of sizes (d, a), the i-th best D and the j-th best A only matter
+    for a few (i, j).
     """
     if k == 1:
         return best.unsqueeze(1)
@@ -203,18 +204,18 @@ def best_counted_bits(
         costs = costs.masked_fill(pairs.growth > most - m, inf)
     chosen = smallest(costs, k - 1).indices
     down, up = drop.members(pairs.left[chosen]), add.members(pairs.right[chosen])
-    # An empty set repeats what the other one flips; they are not both empty.
+    # An empty set repeats a flip of the other set; the two are never both empty.
     down, up = torch.where(down < 0, up[..., :1], down), torch.where(up < 0, down[..., :1], up)
     return _flip(best, torch.cat([down, up], -1))
 
 
 @dataclass(frozen=True)
 class _Side:
-    """The sets of bits to drop, or to add: those of each size in the order of their costs, the empty set first."""
+    """The sets of bits to drop or to add: the empty set first, then the sets of each size, sorted by cost."""
 
     costs: Tensor  # shape: (n_rows, n_ranked)
-    order: Tensor  # shape: (n_rows, n_ranked), the place of each in the table of sets, -1 for the empty set
-    lengths: tuple[int, ...]  # how many of the ranked sets there are of each size
+    order: Tensor  # shape: (n_rows, n_ranked), the index of each in the table of sets, -1 for the empty set
+    lengths: tuple[int, ...]  # the number of ranked sets of each size
     table: Tensor  # shape: (n_sets, largest_size), positions
     bits: Tensor  # shape: (n_rows, width), the bit at each position
 
@@ -240,7 +241,7 @@ class _Side:
         self,
         chosen: Tensor,  # shape: (n_rows, k - 1)
     ) -> Tensor:
-        """The bits in some of the ranked sets of each row, -1 in the empty set: (n_rows, k - 1, largest_size)."""
+        """The bits in the chosen ranked sets of each row, -1 for the empty set: (n_rows, k - 1, largest_size)."""
         if not len(self.table):
             return torch.full_like(chosen, -1).unsqueeze(-1)
         place = self.order.gather(1, chosen)
@@ -250,7 +251,7 @@ class _Side:
 
 
 class _Pairs(NamedTuple):
-    """Which ranked set of one side to try with which of the other, and by how many bits the result grows."""
+    """Pairs of ranked sets, one from each side, and by how many bits the result grows."""
 
     left: Tensor  # shape: (n_pairs,), int64
     right: Tensor  # shape: (n_pairs,), int64
@@ -259,10 +260,10 @@ class _Pairs(NamedTuple):
 
 @tensor_cache
 def _pairs(k: int, n_left: tuple[int, ...], n_right: tuple[int, ...], same_size: bool, device: torch.device) -> _Pairs:
-    """All pairs that can be among the k best, but for that of two empty sets, given the numbers of sets of each size.
+    """All pairs that can be among the k best, except that of two empty sets, given the numbers of sets of each size.
 
-    The i-th best set of a size and the j-th best of another have (i + 1)(j + 1) pairs at least as good, themselves included,
-    counting from 0, and in addition those of smaller sizes that any such pair contains.
+    For the i-th best set of one size and the j-th best set of another, counting from 0, (i + 1)(j + 1) pairs are at least as
+    good, including the pair itself, and so are the pairs of smaller sizes that these contain.
     """
     left, right, growth = [], [], []
     starts = [0, *accumulate(n_left)], [0, *accumulate(n_right)]
@@ -286,9 +287,9 @@ def best_choices(
     scores: Tensor,  # shape: (n_rows, n_groups, n_each)
     k: int,
 ) -> Tensor:
-    """The k best ways to take one of each group, best first: (n_rows, k, n_groups).
+    """The k best combinations of one choice per group, best first: (n_rows, k, n_groups).
 
-    Neighbouring groups are merged, then pairs of groups and so on, keeping the k best of each.
+    Merges neighbouring groups, then pairs of groups and so on, keeping the k best combinations of each.
     """
     n_groups, n_each = scores.shape[1:]
     ordered = scores.sort(dim=-1, descending=True, stable=True)
@@ -297,14 +298,14 @@ def best_choices(
     costs = values[..., :1] - values  # shape: (n_rows, n_merged, width)
     choices = ordered.indices[..., :width].unsqueeze(-1)  # shape: (n_rows, n_merged, width, n_groups_each)
     while costs.shape[1] > 1:
-        if costs.shape[1] % 2:  # a group of one choice, which is cut off in the end
+        if costs.shape[1] % 2:  # pad with a group of one choice, which is removed at the end
             costs = torch.cat([costs, torch.full_like(costs[:, :1], inf)], 1)
             costs[:, -1, 0] = 0
             choices = torch.cat([choices, torch.zeros_like(choices[:, :1])], 1)
         left, right = _merges(k, costs.shape[-1], scores.device)
         sums = costs[:, 0::2].index_select(2, left) + costs[:, 1::2].index_select(2, right)
         kept = smallest(sums[..., 1:], min(k, sums.shape[-1]) - 1)
-        # The two best stay first, also where others are as good.
+        # The pair of the two best stays first, also on ties.
         costs = torch.cat([sums[..., :1], kept.values], -1)
         index = torch.nn.functional.pad(kept.indices + 1, (1, 0))
         halves = [
@@ -317,6 +318,6 @@ def best_choices(
 
 @tensor_cache
 def _merges(k: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The places in two sorted lists of the same width whose sums can be among the k best, the two first ones first."""
+    """The indices in two sorted lists of the same width whose sums can be among the k best, (0, 0) first."""
     left, right = torch.tensor(_staircase(k, width, width), device=device).unbind(1)
     return left, right

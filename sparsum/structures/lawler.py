@@ -1,4 +1,4 @@
-"""The k best assignments of any structure, by solving it again and again with parts forced and forbidden."""
+"""The k best assignments of any structure, by repeated `argmax` with parts forced and forbidden."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from sparsum.structures.scores import BoundScores, flatten
 
 
 def kbest(bound: BoundScores, k: int) -> Tensor:
-    r"""The k best atoms of each row, best first and all different: (n_rows, n_best, *event_shape).
+    r"""The k best atoms of each row, best first and distinct: (n_rows, n_best, *event_shape).
 
-    The assignments other than the best, :math:`z^1`, fall into disjoint sets, one per part,
+    The assignments other than the best, :math:`z^1`, are partitioned into disjoint sets, one per part,
 
     .. math:: Z_j = \{ z \in Z : a_{z,i} = a_{z^1,i} \text{ for } i < j,\ a_{z,j} \ne a_{z^1,j} \} ,
 
-    whose best assignments are found by `argmax` with parts forbidden, by -inf, and forced, by a bonus above all that scores
-    can add up to. The second best is the best of these; its set is split in the same way, and so on. Each of the k rounds
-    calls `argmax` once, for all sets of all rows. In a structure of fixed size, j runs over the parts in use alone: an
-    assignment that keeps all of them has no room for others. Elsewhere, where one vector may contain another, it runs over
-    all parts.
+    `argmax` finds the best assignment of each set, with some parts forbidden by -inf and others forced by a bonus larger
+    than any sum of scores. The second best assignment is the best of these; its set is split in the same way, and so on.
+    Each of the k rounds calls `argmax` once, for all sets of all rows. In a structure of fixed size, j only runs over the
+    parts in use, because an assignment that keeps all of them cannot use others. In other structures, where one vector may
+    contain another, it runs over all parts.
 
-    In a structure with a ``group_size`` a part is forced by forbidding its rivals, which costs no precision.
+    In a structure with a ``group_size``, a part is forced by forbidding the rest of its group, without loss of precision.
 
     Assignments that use a part forbidden by the scores come after all others. n_best is the largest number found in any
-    row; a row of which fewer exist repeats its last atom.
+    row; a row with fewer assignments repeats its last atom.
 
     >>> import sparsum as sp
     >>> kbest(sp.OneOf(4).bind(torch.tensor([[0.3, -torch.inf, 0.9, 0.5]])), k=3)
     tensor([[2, 3, 0]])
 
     Args:
-        bound: rows of scores over a structure that has 0/1 vectors and an `argmax` that honours -inf.
-        k: how many, at least 1.
+        bound: rows of scores over a structure with 0/1 vectors and an `argmax` that respects -inf.
+        k: the number of atoms, at least 1.
 
     Raises:
-        ValueError: if k < 1, or a vector has other entries than 0 and 1.
+        ValueError: if k < 1, or a vector has entries other than 0 and 1.
 
     References:
         - A procedure for computing the k best solutions to discrete optimization problems (Lawler, 1972),
@@ -62,13 +62,13 @@ def kbest(bound: BoundScores, k: int) -> Tensor:
             break
         found.append(pool.map(lambda tensor: tensor[:, 0]))
     atoms = _collect(found)
-    # Floating-point atoms are in the dtype of the scores, which argmax has seen as float64.
+    # Convert floating-point atoms back to the dtype of the scores; argmax received the scores as float64.
     return atoms.to(bound.dtype) if atoms.dtype == torch.float64 else atoms
 
 
 @dataclass(frozen=True)
 class _Nodes:
-    """Sets of assignments, given by the parts that are forced and forbidden, each with its best assignment."""
+    """Sets of assignments, defined by forced and forbidden parts, each with its best assignment."""
 
     value: Tensor  # shape: (...,), the best score; -inf for an empty set
     atoms: Tensor  # shape: (..., *event_shape)
@@ -76,7 +76,7 @@ class _Nodes:
     state: Tensor  # shape: (..., n_parts), int8: 1 forced, -1 forbidden, 0 free
 
     def map(self, function: Callable[..., Tensor], *others: _Nodes) -> _Nodes:
-        """Apply a function to each tensor, together with those of other nodes."""
+        """Apply a function to each tensor, together with the corresponding tensors of other nodes."""
         nodes = (self, *others)
         names = ("value", "atoms", "is_used", "state")
         return _Nodes(*(function(*(getattr(node, name) for node in nodes)) for name in names))
@@ -84,7 +84,7 @@ class _Nodes:
 
 @dataclass(frozen=True)
 class _Search:
-    """Rows of scores, -inf made finite: assignments that use such a part come last, but are found."""
+    """Rows of scores with -inf replaced by finite values: assignments that use a forbidden part come last, but are found."""
 
     bound: BoundScores
     flat: Tensor  # shape: (n_rows, n_parts), float64
@@ -92,7 +92,7 @@ class _Search:
 
     @classmethod
     def of(cls, bound: BoundScores) -> _Search:
-        """The search over some rows."""
+        """Create the search over bound scores."""
         flat = bound.flat.detach().double()
         is_forbidden = flat == -torch.inf
         flat = torch.where(is_forbidden, -_margin(torch.where(is_forbidden, 0.0, flat)), flat)
@@ -103,7 +103,7 @@ class _Search:
         row: Tensor,  # shape: (n,)
         state: Tensor,  # shape: (n, n_parts)
     ) -> _Nodes:
-        """The best assignment of each of n sets, by one call of argmax."""
+        """Find the best assignment of each of n sets with one call of argmax."""
         flat, is_forced, is_forbidden = self.flat[row], state == 1, state == -1
         group_size = self.bound.structure.group_size
         if group_size is None:
@@ -116,12 +116,12 @@ class _Search:
         atoms = nodes.argmax()
         is_used = flatten(nodes.structure.vectors(atoms)) != 0
         value = torch.where(is_used, flat, 0.0).sum(-1)
-        # The argmax over an empty set breaks the set's conditions. A row with a NaN has no best assignment.
+        # The argmax over an empty set violates the conditions of the set. A row with a NaN does not have a best assignment.
         is_empty = torch.where(is_used, is_forbidden, is_forced).any(-1) | value.isnan()
         return _Nodes(torch.where(is_empty, -torch.inf, value), atoms, is_used, state)
 
     def check_vectors(self, atoms: Tensor) -> None:
-        """Raise unless the vectors of atoms, one per row, are 0/1."""
+        """Raise a ValueError unless the vectors of atoms, one per row, are 0/1."""
         structure = self.bound.structure
         vectors = flatten(structure.vectors(atoms))
         if not bool(((vectors == 0) | (vectors == 1)).all()):
@@ -129,18 +129,18 @@ class _Search:
 
 
 def _margin(flat: Tensor) -> Tensor:
-    """More than the difference of any two assignments' scores, and on their scale: (n_rows, 1)."""
+    """A number larger than the score difference of any two assignments, and on the scale of the scores: (n_rows, 1)."""
     total = flat.abs().sum(-1, keepdim=True)
     return torch.where(total > 0, 3 * total, 1.0)
 
 
 def _split(search: _Search, pool: _Nodes, n_left: int) -> _Nodes:
-    """Split the first set of each row, less its best assignment, and keep the n_left best of all sets, best first."""
+    """Split the first set of each row, without its best assignment, and keep the n_left best sets, best first."""
     best, rest = pool.map(lambda tensor: tensor[:, 0]), pool.map(lambda tensor: tensor[:, 1:])
     n_rows, n_rest = rest.value.shape
     is_branch = (best.state == 0) & (best.value > -torch.inf).unsqueeze(-1)
     if search.bound.structure.is_fixed_size:
-        is_branch &= best.is_used  # an assignment that keeps all these parts has no room for others
+        is_branch &= best.is_used  # an assignment that keeps all these parts cannot use others
     row, part = is_branch.nonzero(as_tuple=True)
     if len(row) == 0:
         return _without_empty(rest)
@@ -148,14 +148,14 @@ def _split(search: _Search, pool: _Nodes, n_left: int) -> _Nodes:
     position, flipped = torch.arange(is_branch.shape[1], device=part.device), part.unsqueeze(-1)
     state = torch.where(is_branch[row] & (position < flipped), kept, best.state[row])
     children = search.solve(row, torch.where(position == flipped, -kept, state))
-    # Children are packed; columns bring them back to their rows. All nodes: the rest, row after row, then the children.
+    # Children are packed; `column` maps them back to their rows. Order of all nodes: the rest row by row, then the children.
     column = n_rest + (is_branch.cumsum(-1) - 1)[row, part]
     node = torch.arange(n_rows * n_rest, device=row.device).view(n_rows, n_rest)
     node = torch.cat([node, node.new_zeros(n_rows, int(column.max()) + 1 - n_rest)], 1)
     node[row, column] = torch.arange(len(row), device=row.device) + n_rows * n_rest
     value = torch.nn.functional.pad(rest.value, (0, node.shape[1] - n_rest), value=-torch.inf)
     value[row, column] = children.value
-    # Stable: among equals the order of splitting decides, whatever else is in the batch.
+    # Stable: ties keep the order of splitting, independent of the rest of the batch.
     value, order = value.sort(dim=1, descending=True, stable=True)
     node = node.gather(1, order[:, :n_left])
     nodes = rest.map(lambda old, new: torch.cat([old.flatten(0, 1), new])[node], children)
@@ -163,15 +163,15 @@ def _split(search: _Search, pool: _Nodes, n_left: int) -> _Nodes:
 
 
 def _without_empty(nodes: _Nodes) -> _Nodes:
-    """Drop the columns at the end that hold empty sets in all rows."""
+    """Drop trailing columns that contain empty sets in all rows."""
     n_columns = int((nodes.value > -torch.inf).any(0).sum())
     return nodes.map(lambda tensor: tensor[:, :n_columns])
 
 
 def _collect(found: list[_Nodes]) -> Tensor:
-    """The atoms found, best first; a row with fewer than others repeats its last one."""
+    """Stack the atoms found, best first; a row with fewer atoms than others repeats its last one."""
     value, atoms = (torch.stack([getattr(nodes, name) for nodes in found], 1) for name in ("value", "atoms"))
-    # They come in order but for rounding.
+    # They are already sorted, up to rounding.
     value, order = value.sort(dim=1, descending=True, stable=True)
     last = (value > -torch.inf).sum(1, keepdim=True) - 1
     order = order.gather(1, torch.minimum(torch.arange(len(found), device=order.device), last.clamp_min(0)))

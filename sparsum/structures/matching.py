@@ -14,11 +14,12 @@ from sparsum.structures.sized import AbstractSized
 
 @dataclass(frozen=True)
 class Matching(AbstractSized):
-    r"""Matchings that give each of ``n`` rows a column of its own among ``m``.
+    r"""Matchings that assign a distinct column, out of ``m``, to each of ``n`` rows.
 
     .. math:: a_z^\top t = \sum_i t_{i, z_i}, \quad z_i \ne z_j \text{ for } i \ne j
 
-    Scores have shape (*batch, n, m). Atoms are int64 columns of shape (n_atoms, n). With n = m these are the permutations.
+    Scores have shape (*batch, n, m). Atoms are int64 column indices of shape (n_atoms, n). If n = m, the matchings are the
+    permutations.
 
     >>> structure = Matching(2)
     >>> structure.argmax(torch.tensor([[3.0, 2.0], [2.0, 0.0]]))
@@ -27,18 +28,19 @@ class Matching(AbstractSized):
     tensor([[[0., 1.],
              [1., 0.]]])
 
-    The best matching is found by `scipy.optimize.linear_sum_assignment`, for one matrix at a time and on the CPU, wherever
-    the scores are. The k best take about k * n times as long.
+    `scipy.optimize.linear_sum_assignment` finds the best matching, one matrix at a time and on the CPU, regardless of the
+    device of the scores. The k best matchings take about k * n times as long.
 
     Args:
         n: the number of rows, at least 1.
         m: the number of columns, at least n; by default n.
-        lengths: int64 in the shape of the batch: of an example with length l, the first l rows and the first l + m - n
-            columns take part; by default all do. `log_count` counts the matchings of full size.
+        lengths: the length of each example, an int64 tensor in the shape of the batch. An example of length l uses the
+            first l rows and the first l + m - n columns; by default all examples have the full size. `log_count` counts the
+            matchings of full size.
 
     Raises:
-        TypeError: if a number is not an int, or lengths is not an int64 tensor.
-        ValueError: if n is less than 1 or m less than n, or lengths are not from 1 to n.
+        TypeError: if ``n`` or ``m`` is not an int, or ``lengths`` is not an int64 tensor or a list of ints.
+        ValueError: if n is less than 1 or m is less than n, or ``lengths`` are not from 1 to n.
 
     References:
         - On implementing 2D rectangular assignment algorithms (Crouse, 2016), https://doi.org/10.1109/TAES.2016.140952
@@ -50,7 +52,7 @@ class Matching(AbstractSized):
     def __post_init__(self) -> None:
         check_int("n", self.n, least=1)
         if self.m is None:
-            object.__setattr__(self, "m", self.n)  # so that Matching(3) is Matching(3, 3)
+            object.__setattr__(self, "m", self.n)  # so that Matching(3) == Matching(3, 3)
         else:
             check_int("m", self.m, least=self.n)
         super().__post_init__()
@@ -61,7 +63,7 @@ class Matching(AbstractSized):
         return self.n, self.n if self.m is None else self.m
 
     def log_count(self) -> float:
-        """Logarithm of m! / (m - n)!."""
+        """Log of m! / (m - n)!."""
         n, m = self.score_shape
         return math.lgamma(m + 1) - math.lgamma(m - n + 1)
 
@@ -69,9 +71,9 @@ class Matching(AbstractSized):
         self,
         atoms: Tensor,  # shape: (n_atoms, n)
     ) -> Tensor:
-        """Whether columns are in their range, all different, and 0 for padding: (n_atoms,)."""
+        """Whether columns are in range and distinct, and 0 for padding: (n_atoms,)."""
         position = torch.arange(atoms.shape[1], device=atoms.device)
-        # Padding counts as a column of its own.
+        # Give each padded position a distinct column.
         columns = atoms if self.lengths is None else torch.where(self._is_padding(len(atoms)), -1 - position, atoms)
         return self._is_in_range(atoms) & (columns.sort(-1).values.diff(dim=-1) != 0).all(-1)
 
@@ -88,11 +90,11 @@ class Matching(AbstractSized):
 
 
 def _best_columns(matrix: Tensor) -> Tensor:
-    """The columns of the best matching for one matrix; where none is allowed, those of some matching."""
-    from scipy.optimize import linear_sum_assignment  # here, since it takes a third of the time of importing torch
+    """The columns of the best matching for one matrix, or of some matching if all are forbidden."""
+    from scipy.optimize import linear_sum_assignment  # imported lazily: takes a third of the import time of torch
 
     try:
         _, columns = linear_sum_assignment(matrix.numpy(), maximize=True)
-    except ValueError:  # infeasible; or a NaN, for which there is no best
+    except ValueError:  # infeasible, or a NaN, for which no best matching exists
         return torch.arange(len(matrix), device="cpu")
     return torch.from_numpy(columns)

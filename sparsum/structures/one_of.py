@@ -52,7 +52,7 @@ class OneOf(AbstractStructure):
         self,
         scores: Tensor,  # shape: (*batch, n)
     ) -> Tensor:
-        """The best category, the first among equals: (*batch,)."""
+        """The best category, the first one on ties: (*batch,)."""
         self.check_scores(scores)
         return scores.argmax(-1)
 
@@ -74,7 +74,7 @@ class OneOf(AbstractStructure):
         return torch.nn.functional.one_hot(atoms, self.n).to(torch.get_default_dtype())
 
     def log_count(self) -> float:
-        """Logarithm of n."""
+        """Log of n."""
         return math.log(self.n)
 
     def score(
@@ -83,7 +83,7 @@ class OneOf(AbstractStructure):
         atoms: Tensor,  # shape: (n_atoms,)
         row: Tensor,  # shape: (n_atoms,)
     ) -> Tensor:
-        """The score of each atom, without its one-hot vector."""
+        """The score of each atom, computed without one-hot vectors: (n_atoms,)."""
         return scores.reshape(-1).index_select(0, row * self.n + atoms)
 
     def marginals(
@@ -92,7 +92,7 @@ class OneOf(AbstractStructure):
         probs: Tensor,  # shape: (n_atoms,)
         segments: Segments,
     ) -> Tensor:
-        """The dense probabilities, without one-hot vectors: (n_rows, n)."""
+        """Dense probabilities, computed without one-hot vectors: (n_rows, n)."""
         dense = probs.new_zeros(segments.n_rows * self.n)
         return dense.index_add(0, segments.row * self.n + atoms, probs).view(segments.n_rows, self.n)
 
@@ -107,7 +107,7 @@ class OneOf(AbstractStructure):
         self,
         scores: Tensor,  # shape: (n_rows, n)
     ) -> Potentials:
-        """One choice."""
+        """A chain of one choice among n categories."""
         return Potentials(scores.unsqueeze(1))
 
     def choices_to_atoms(
@@ -115,7 +115,7 @@ class OneOf(AbstractStructure):
         choices: Tensor,  # shape: (*lead, 1), int64
         dtype: torch.dtype,
     ) -> Tensor:
-        """The index that is chosen: (*lead,)."""
+        """The chosen index: (*lead,)."""
         return choices.squeeze(-1)
 
     def atoms_to_choices(

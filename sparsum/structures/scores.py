@@ -1,4 +1,4 @@
-"""Scores of a batch, bound to their structure."""
+"""Batches of scores, bound to their structure."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from sparsum.segments import Packed
 if TYPE_CHECKING:
     from sparsum.structures.abstract import AbstractStructure
 
-#: A tensor, or a tuple of tensors for a structure with parts of several kinds, such as the tags and transitions of
-#: `sparsum.Sequence`. It is Any for type checkers, so that a structure that takes tensors alone may say so.
+#: A tensor, or a tuple of tensors for a structure with several kinds of parts, for example the tags and transitions of
+#: `sparsum.Sequence`. An alias of Any, so that structures that only take tensors can annotate their methods with Tensor.
 Scores: TypeAlias = Any
 
 _SHOWN_ROWS = 5
 
 
 class NoDistribution(ValueError):
-    """Rows of scores that have no distribution: they hold a NaN or +inf, or forbid every assignment."""
+    """Raised for rows of scores without a distribution: they contain a NaN or +inf, or forbid every assignment."""
 
 
 @dataclass(frozen=True)
 class BoundScores:
-    """A batch of scores, checked, flattened into rows, and bound to its structure: what `AbstractStructure.bind` returns.
+    """A batch of scores, checked, flattened into rows, and bound to its structure; returned by `AbstractStructure.bind`.
 
     >>> import sparsum as sp
     >>> bound = sp.Bits(3).bind(torch.zeros(2, 4, 3))
@@ -38,9 +38,9 @@ class BoundScores:
     (8, torch.Size([2, 4]))
 
     Args:
-        structure: the structure of these rows; one with lengths has one length for each row.
+        structure: the structure of these rows; if it has lengths, one for each row.
         tensors: the scores of each kind of part.
-        batch_shape: the shape of the batch before it was flattened.
+        batch_shape: the shape of the batch before flattening.
     """
 
     structure: AbstractStructure
@@ -49,7 +49,7 @@ class BoundScores:
 
     @property
     def scores(self) -> Scores:
-        """The rows in the form that the methods of structures take: a tensor, or a tuple of several."""
+        """The rows in the form that the methods of structures take: a tensor, or a tuple of tensors."""
         return self.tensors[0] if len(self.tensors) == 1 else self.tensors
 
     @property
@@ -69,30 +69,30 @@ class BoundScores:
 
     @cached_property
     def flat(self) -> Tensor:
-        """All parts of each row next to each other: (n_rows, n_parts)."""
+        """All parts of each row, concatenated: (n_rows, n_parts)."""
         return flatten(self.scores)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> BoundScores:
-        """Apply a function to each tensor, which keeps its rows."""
+        """Apply a function that keeps the number of rows to each tensor."""
         return dataclasses.replace(self, tensors=tuple(map(function, self.tensors)))
 
     def with_flat(
         self,
         flat: Tensor,  # shape: (n_rows, n_parts)
     ) -> BoundScores:
-        """The same rows with other scores."""
+        """Replace the scores of all rows."""
         return dataclasses.replace(self, tensors=as_tuple(unflatten(flat, self.scores)))
 
     def select(
         self,
         index: Tensor,  # shape: (n,), int64
     ) -> BoundScores:
-        """Some of the rows, as a batch of their own."""
+        """Select rows as a new one-dimensional batch."""
         tensors = tuple(tensor[index] for tensor in self.tensors)
         return BoundScores(self.structure.select(index), tensors, torch.Size([len(index)]))
 
     def row(self, n_each: int) -> Tensor:
-        """The row of each of ``n_each`` atoms per row: (n_rows * n_each,)."""
+        """The row of each atom if every row has ``n_each`` atoms: (n_rows * n_each,)."""
         rows = torch.arange(self.n_rows, device=self.device)
         return rows.repeat_interleave(n_each, output_size=self.n_rows * n_each)
 
@@ -116,12 +116,12 @@ class BoundScores:
         self,
         values: Tensor,  # shape: (n_rows, *rest)
     ) -> Tensor:
-        """A value per row in the shape of the batch: (*batch_shape, *rest)."""
+        """Reshape one value per row to the batch shape: (*batch_shape, *rest)."""
         return values.reshape(self.batch_shape + values.shape[1:])
 
     @property
     def is_unusable(self) -> Tensor:
-        """Which rows hold a NaN or +inf: (n_rows,)."""
+        """Which rows contain a NaN or +inf: (n_rows,)."""
         return ~(self.flat < torch.inf).all(-1)
 
     def pack(
@@ -131,10 +131,10 @@ class BoundScores:
         *,
         most: int | None = None,
     ) -> Packed:
-        """Pack the entries that are kept, at most ``most`` in each row; the one wait for the device.
+        """Pack the entries to keep, at most ``most`` in each row; costs the only host-device synchronization.
 
         Raises:
-            NoDistribution: if rows are bad; it says what is wrong with their scores.
+            NoDistribution: if there are bad rows; the message describes their scores.
         """
         most = None if most is None else most * self.n_rows
         return Packed.of(is_kept, is_bad=is_bad, on_bad=self.raise_bad, most=most)
@@ -143,28 +143,28 @@ class BoundScores:
         self,
         is_bad: Tensor,  # shape: (n_rows,), bool
     ) -> NoReturn:
-        """Raise a `NoDistribution` that names rows and what is wrong with them."""
+        """Raise a `NoDistribution` that names the bad rows and describes their scores."""
         flat, bad = self.flat.detach(), is_bad.nonzero().squeeze(-1).tolist()
         kinds = [f"row {row} {_what_is_wrong(flat[row])}" for row in bad[:_SHOWN_ROWS]]
         more = f" and {len(bad) - _SHOWN_ROWS} more" if len(bad) > _SHOWN_ROWS else ""
-        raise NoDistribution(f"scores must give every row a distribution; {', '.join(kinds)}{more} (of {len(is_bad)})")
+        raise NoDistribution(f"scores must define a distribution in every row; {', '.join(kinds)}{more} (of {len(is_bad)})")
 
 
 def _what_is_wrong(row: Tensor) -> str:
     if bool(row.isnan().any()):
         return "has a NaN"
-    return "has +inf" if bool((row == torch.inf).any()) else "allows nothing"
+    return "has +inf" if bool((row == torch.inf).any()) else "forbids every assignment"
 
 
 def as_tuple(scores: Scores) -> tuple[Tensor, ...]:
-    """The tensors that scores consist of."""
+    """The tensors of scores, as a tuple."""
     return scores if isinstance(scores, tuple) else (scores,)
 
 
 def flatten(
     scores: Scores,  # shape: (n, *score_shape) each
 ) -> Tensor:
-    """All parts of each row next to each other: (n, n_parts)."""
+    """All parts of each row, concatenated: (n, n_parts)."""
     tensors = [tensor.flatten(1) for tensor in as_tuple(scores)]
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors, -1)
 
@@ -173,7 +173,7 @@ def unflatten(
     flat: Tensor,  # shape: (n, n_parts)
     like: Scores,
 ) -> Scores:
-    """The inverse of `flatten`: rows of parts in the form of other scores, with any number of rows."""
+    """Inverse of `flatten`: convert rows of parts to the form of ``like``; the numbers of rows may differ."""
     shapes = [tensor.shape[1:] for tensor in as_tuple(like)]
     pieces = flat.split([shape.numel() for shape in shapes], -1) if len(shapes) > 1 else (flat,)
     tensors = tuple(piece.reshape(len(flat), *shape) for piece, shape in zip(pieces, shapes, strict=True))
@@ -181,10 +181,10 @@ def unflatten(
 
 
 def masked(scores: Scores, mask: Scores) -> Scores:
-    """The scores with -inf where the mask is False; of a tuple, an entry of the mask may be None or missing."""
+    """Set scores to -inf where the mask is False; if scores are a tuple, entries of the mask may be None or missing."""
     tensors, masks = as_tuple(scores), as_tuple(mask)
     if len(masks) > len(tensors):
-        raise ValueError(f"mask must have at most one tensor for each of the {len(tensors)} of scores, got {len(masks)}")
+        raise ValueError(f"mask must have at most as many tensors as scores, {len(tensors)}, got {len(masks)}")
     results = list(tensors)
     for i, (tensor, part) in enumerate(zip(tensors, masks, strict=False)):
         if part is not None:
@@ -204,7 +204,7 @@ def _masked(tensor: Tensor, mask: Tensor) -> Tensor:
 
 
 def divided(bound: BoundScores, temperature: float | Tensor) -> BoundScores:
-    """The scores over a temperature: a positive number, or a tensor that broadcasts to the batch."""
+    """Divide the scores by a temperature: a positive number, or a tensor that broadcasts to the batch shape."""
     if not isinstance(temperature, Tensor):
         check_number("temperature", temperature, above=0.0)
         return bound.map(lambda tensor: tensor / temperature)
@@ -212,5 +212,5 @@ def divided(bound: BoundScores, temperature: float | Tensor) -> BoundScores:
         per_row = temperature.expand(bound.batch_shape).reshape(bound.n_rows)
     except RuntimeError:
         seen = f"got {tuple(temperature.shape)}"
-        raise ValueError(f"temperature must broadcast to the batch, {tuple(bound.batch_shape)}, {seen}") from None
+        raise ValueError(f"temperature must broadcast to the batch shape, {tuple(bound.batch_shape)}, {seen}") from None
     return bound.map(lambda tensor: tensor / per_row.reshape(-1, *[1] * (tensor.ndim - 1)).to(tensor.dtype))

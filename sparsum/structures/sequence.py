@@ -18,13 +18,13 @@ from sparsum.structures.sized import AbstractSized
 
 @dataclass(frozen=True)
 class Sequence(AbstractSized):
-    r"""Sequences of ``length`` tags, each one of ``n_tags``, with scores for tags and for neighbouring pairs of tags.
+    r"""Sequences of ``length`` tags out of ``n_tags``, with scores for tags and for pairs of neighbouring tags.
 
     .. math:: a_z^\top t = \sum_i u_{i, z_i} + \sum_i v_{i, z_i, z_{i+1}}
 
-    Scores are the unary ones u, (*batch, length, n_tags), or the pair (u, v), where the transitions v broadcast to
+    Scores are unary scores u of shape (*batch, length, n_tags), or a pair (u, v). The transition scores v broadcast to
     (*batch, length - 1, n_tags, n_tags), and ``v[..., i, a, b]`` scores tag a at i followed by tag b at i + 1. Atoms are
-    int64 of shape (n_atoms, length). Vectors and marginals come in the form of the scores.
+    int64 tensors of shape (n_atoms, length). Vectors and marginals have the form of the scores.
 
     >>> structure = Sequence(3, n_tags=2)
     >>> unary = torch.tensor([[1.0, 0.0], [0.0, 0.1], [0.0, 0.3]])
@@ -35,19 +35,19 @@ class Sequence(AbstractSized):
     tensor([[0, 0, 0],
             [0, 1, 1]])
 
-    The best sequences are found by the Viterbi algorithm, for all rows at once and on their device.
+    The Viterbi algorithm finds the best sequences, for all rows at once and on the device of the scores.
 
     Args:
         length: the number of positions, at least 1.
         n_tags: the number of tags, at least 1.
-        regularise_transitions: whether SparseMAP's quadratic term covers the transitions too; if not, only the marginals of
+        regularise_transitions: whether SparseMAP's quadratic term includes the transitions; if False, only the marginals of
             the tags are unique.
-        lengths: int64 in the shape of the batch, the length of each example; by default all have the full length.
-            `log_count` counts the sequences of full length.
+        lengths: the length of each example, an int64 tensor in the shape of the batch; by default all examples have the
+            full length. `log_count` counts the sequences of full length.
 
     Raises:
-        TypeError: if a number is not an int, or lengths is not an int64 tensor.
-        ValueError: if a number is less than 1, or lengths are not from 1 to ``length``.
+        TypeError: if ``length`` or ``n_tags`` is not an int, or ``lengths`` is not an int64 tensor or a list of ints.
+        ValueError: if ``length`` or ``n_tags`` is less than 1, or ``lengths`` are not from 1 to ``length``.
 
     References:
         - List Viterbi decoding algorithms with applications (Seshadri & Sundberg, 1994), the parallel algorithm,
@@ -57,7 +57,7 @@ class Sequence(AbstractSized):
     length: int
     n_tags: int
     regularise_transitions: bool = field(default=True, compare=False)  # the assignments are the same
-    #: Whether the scores are a pair; `bind` finds out.
+    #: Whether the scores are a pair; set by `bind`.
     has_transitions: bool = field(default=False, kw_only=True, repr=False, compare=False)
 
     has_fewer_choices: ClassVar[bool] = False
@@ -74,7 +74,7 @@ class Sequence(AbstractSized):
 
     @property
     def group_size(self) -> int | None:
-        """One tag is used at each position; transitions are not in such groups."""
+        """One tag is used at each position; None with transitions, which do not form groups."""
         return None if self.has_transitions else self.n_tags
 
     @property
@@ -82,7 +82,7 @@ class Sequence(AbstractSized):
         return self.length - 1, self.n_tags, self.n_tags
 
     def log_count(self) -> float:
-        """Logarithm of n_tags ** length."""
+        """Log of n_tags ** length."""
         return self.length * math.log(self.n_tags)
 
     def check_scores(self, scores: Scores) -> None:
@@ -110,7 +110,7 @@ class Sequence(AbstractSized):
         self,
         scores: Scores,  # shape: (*batch, length, n_tags), or a pair with (*batch, length - 1, n_tags, n_tags)
     ) -> tuple[Self, BoundScores]:
-        """Flatten the batch, and make padding choose tag 0 at a score of 0."""
+        """Flatten the batch, and force tag 0 with a score of 0 in padding."""
         unary, *others = as_tuple(scores)
         structure, bound = super()._bound(unary)
         structure = structure._with(has_transitions=bool(others))
@@ -130,10 +130,10 @@ class Sequence(AbstractSized):
         return self._viterbi(bound.scores, k)
 
     def _viterbi(self, rows: Scores, k: int) -> Tensor:
-        """The k best ways to each tag, position by position; without transitions, those to all tags are the same."""
+        """Find the k best paths to each tag, position by position; without transitions, they are the same for all tags."""
         unary, *others = (tensor.double() for tensor in as_tuple(rows))
         transition = others[0] if others else unary.new_zeros(1, self.length - 1, 1, 1)
-        best = unary[:, 0].unsqueeze(-1)  # shape: (n_rows, n_tags, n_ways), the scores of the best ways to each tag
+        best = unary[:, 0].unsqueeze(-1)  # shape: (n_rows, n_tags, n_ways), the scores of the best paths to each tag
         n_ways, pointers = [1], []
         for i in range(1, self.length):
             step = transition[:, i - 1].unsqueeze(2)  # shape: (n_rows, n_tags, 1, n_tags or 1)
@@ -152,7 +152,7 @@ class Sequence(AbstractSized):
         self,
         flat: Tensor,  # shape: (n_rows, n_parts)
     ) -> tuple[Tensor, Tensor]:
-        """The scores, and weights of 1, or of 0 for transitions that are not to be regularised."""
+        """The scores, and weights of 1, or of 0 for transitions that are not regularised."""
         linear, weights = super().quadratic(flat)
         if not self.regularise_transitions:
             weights[self.length * self.n_tags :] = 0
@@ -162,11 +162,11 @@ class Sequence(AbstractSized):
         self,
         atoms: Tensor,  # shape: (n_atoms, length)
     ) -> Scores:
-        """One-hot tags, (n_atoms, length, n_tags), and if the scores have them, transitions; zeros for padding."""
+        """One-hot tags, (n_atoms, length, n_tags), and transitions if the scores have them; zeros for padding."""
         unary = super().vectors(atoms)
         if not self.has_transitions:
             return unary
-        # A padded position has neither tag nor transition.
+        # A padded position has neither a tag nor a transition.
         return unary, unary[:, :-1].unsqueeze(-1) * unary[:, 1:].unsqueeze(-2)
 
     def score(
@@ -175,7 +175,7 @@ class Sequence(AbstractSized):
         atoms: Tensor,  # shape: (n_atoms, length)
         row: Tensor,  # shape: (n_atoms,)
     ) -> Tensor:
-        """The score of each atom, without its one-hot vectors: (n_atoms,)."""
+        """The score of each atom, computed without one-hot vectors: (n_atoms,)."""
         unary, *others = as_tuple(scores)
         total = super().score(unary, atoms, row)
         for transition in others:
@@ -191,7 +191,7 @@ class Sequence(AbstractSized):
         probs: Tensor,  # shape: (n_atoms,)
         segments: Segments,
     ) -> Scores:
-        """The probability of each tag and, if the scores have them, of each transition."""
+        """The probability of each tag, and of each transition if the scores have them."""
         unary = super().marginals(atoms, probs, segments)
         if not self.has_transitions:
             return unary
@@ -213,7 +213,7 @@ class Sequence(AbstractSized):
         self,
         scores: Scores,  # shape: (n_rows, length, n_tags), or a pair with (n_rows, length - 1, n_tags, n_tags)
     ) -> Potentials:
-        """A choice for each position, with scores of pairs if there are transitions."""
+        """One choice for each position, with pairwise scores if there are transitions."""
         return Potentials(*as_tuple(scores))
 
     def choice_marginals(
@@ -222,7 +222,7 @@ class Sequence(AbstractSized):
         pairs: Tensor | None,  # shape: (n_rows, length - 1, n_tags, n_tags)
         scores: Scores,
     ) -> Scores:
-        """The probabilities of tags and, if the scores have them, of transitions; 0 for padding."""
+        """The probabilities of tags, and of transitions if the scores have them; 0 for padding."""
         if self.has_transitions and pairs is None:
             pairs = choices[:, 1:].unsqueeze(-1)  # of a single tag
         if self.lengths is not None:
@@ -232,17 +232,17 @@ class Sequence(AbstractSized):
         return choices if pairs is None else (choices, pairs)
 
     def _transitions(self, atoms: Tensor, row: Tensor) -> Tensor:
-        """Where the transitions of atoms stand in flattened scores: (n_atoms, length - 1)."""
+        """The positions of each atom's transitions in the flattened scores: (n_atoms, length - 1)."""
         position = row.unsqueeze(-1) * (self.length - 1) + torch.arange(self.length - 1, device=atoms.device)
         return (position * self.n_tags + atoms[:, :-1]) * self.n_tags + atoms[:, 1:]
 
 
 def _first_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest along dimension 1, or all if there are fewer, and where they are: two of shape (n_rows, <=k, ...)."""
+    """The k largest entries along dimension 1, or all if there are fewer, and their indices: (n_rows, <=k, ...) each."""
     if k == 1:
         return values.max(1, keepdim=True)
     if not values.is_cuda:
         return values.topk(min(k, values.shape[1]), 1)
-    # On a GPU, which of several equals topk returns may depend on the size of the batch; a stable sort does not.
+    # On a GPU, the order of ties in topk may depend on the batch size; a stable sort does not.
     value, index = values.sort(dim=1, descending=True, stable=True)
     return value[:, :k], index[:, :k]

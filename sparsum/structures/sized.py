@@ -1,4 +1,4 @@
-"""What sequences, trees and matchings share: one choice at each position, and examples of different sizes."""
+"""Base class of sequences, trees and matchings: one choice at each position, and examples of different sizes."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from sparsum.structures.scores import BoundScores, Scores
 
 @dataclass(frozen=True)
 class AbstractSized(AbstractStructure):
-    """One of several choices at each position, and perhaps fewer positions for some examples.
+    """One of several choices at each position; with ``lengths``, some examples have fewer positions.
 
-    Positions from an example's length on are padding: their choice is 0, and whatever their scores are, they add nothing to
-    the score of an assignment and nothing to the vectors and marginals. In bound scores, padding has a score of 0 for
-    choice 0 and -inf for others.
+    Positions beyond an example's length are padding: their choice is 0 and, whatever their scores, they contribute 0 to the
+    score of an assignment, to the vectors and to the marginals. In bound scores, padding has a score of 0 for choice 0 and
+    -inf for other choices.
 
-    The vectors of atoms depend on the row then: `vectors` takes one atom for each row of the structure, so that packed atoms
-    have the vectors ``structure.select(row).vectors(atoms)``.
+    With ``lengths``, the vectors of atoms depend on the row: `vectors` takes one atom for each row of the structure. The
+    vectors of packed atoms are ``structure.select(row).vectors(atoms)``.
     """
 
-    #: The length of each example: an int64 tensor in the shape of the batch. Lists of ints are taken, too, and become one;
-    #: Any, since a dataclass has one type for what is given and what is kept.
+    #: The length of each example: an int64 tensor in the shape of the batch. Lists of ints are converted to a tensor; the
+    #: type is Any because a dataclass field has the same type for the argument and the attribute.
     lengths: Any = field(default=None, kw_only=True, repr=False, compare=False)  # shape: batch_shape
 
     is_fixed_size = True
-    #: Whether an example with fewer positions has as many choices fewer.
+    #: Whether the number of choices of an example shrinks along with its number of positions.
     has_fewer_choices: ClassVar[bool] = True
 
     @property
@@ -71,7 +71,7 @@ class AbstractSized(AbstractStructure):
         self,
         scores: Scores,  # shape: (*batch, n_positions, n_choices)
     ) -> Tensor:
-        """The best assignment, one with a score of -inf where none is allowed: (*batch, n_positions)."""
+        """The best assignment; it has a score of -inf if every assignment is forbidden: (*batch, n_positions)."""
         self.check_scores(scores)
         structure, bound = self._bound(scores)
         with torch.no_grad():
@@ -84,8 +84,8 @@ class AbstractSized(AbstractStructure):
     ) -> Tensor:
         """The k best assignments, best first: (*batch, min(k, number of assignments), n_positions).
 
-        Where fewer are allowed, atoms with a score of -inf fill the rest; an example with too few assignments because of
-        its length may also repeat its last atom: `kbest` tells.
+        If fewer assignments are allowed, atoms with a score of -inf fill the rest. An example that has too few assignments
+        because of its length may repeat its last atom instead; `kbest` returns which atoms are allowed.
         """
         check_int("k", k, least=1)
         self.check_scores(scores)
@@ -109,7 +109,7 @@ class AbstractSized(AbstractStructure):
         return vectors.scatter_(-1, atoms.unsqueeze(-1), ones)
 
     def check_scores(self, scores: Scores) -> None:
-        """Raise unless the scores have shape (*batch, n_positions, n_choices), and lengths that of the batch."""
+        """Raise unless scores have shape (*batch, n_positions, n_choices) and lengths have the shape of the batch."""
         super().check_scores(scores)
         if self.lengths is not None and self.lengths.shape != scores.shape[:-2]:
             seen = f"got {tuple(self.lengths.shape)} for scores of shape {tuple(scores.shape)}"
@@ -122,7 +122,7 @@ class AbstractSized(AbstractStructure):
         self,
         scores: Scores,  # shape: (*batch, n_positions, n_choices)
     ) -> tuple[Self, BoundScores]:
-        """Flatten the batch, and make padding choose 0 at a score of 0; the structure of these rows, and their scores."""
+        """Flatten the batch, and force choice 0 with a score of 0 in padding; returns the rows' structure and scores."""
         flat, batch_shape = scores.reshape(-1, *self.score_shape), scores.shape[:-2]
         if self.lengths is None:
             return self, BoundScores(self, (flat,), batch_shape)
@@ -140,7 +140,7 @@ class AbstractSized(AbstractStructure):
         self,
         index: Tensor,  # shape: (n,), int64
     ) -> Self:
-        """The structure for some of its rows."""
+        """The structure of the given rows."""
         return self if self.lengths is None else self._with(lengths=self.lengths[index])
 
     def padding(self) -> Tensor | None:
@@ -155,7 +155,7 @@ class AbstractSized(AbstractStructure):
         atoms: Tensor,  # shape: (n_atoms, n_positions)
         row: Tensor,  # shape: (n_atoms,)
     ) -> Tensor:
-        """The score of each atom, without its one-hot vectors: (n_atoms,)."""
+        """The score of each atom, computed without one-hot vectors: (n_atoms,)."""
         terms: Tensor = scores.reshape(-1)[self._parts(atoms, row)]
         if self.lengths is not None:
             forced = torch.where(atoms == 0, 0.0, -torch.inf).to(terms.dtype)
@@ -168,12 +168,12 @@ class AbstractSized(AbstractStructure):
         probs: Tensor,  # shape: (n_atoms,)
         segments: Segments,
     ) -> Scores:
-        """The probability of each choice, without one-hot vectors: (n_rows, n_positions, n_choices)."""
+        """The probability of each choice, computed without one-hot vectors: (n_rows, n_positions, n_choices)."""
         dense = probs.new_zeros(segments.n_rows, *self.score_shape)
         mass = probs.unsqueeze(-1).expand(atoms.shape)
         if self.lengths is not None:
             mass = torch.where(self.select(segments.row)._is_padding(len(atoms)), 0.0, mass)
-        # accumulate=True sorts on a GPU, and so is deterministic
+        # accumulate=True sorts on a GPU, which makes it deterministic
         flat = dense.reshape(-1).index_put((self._parts(atoms, segments.row),), mass, accumulate=True)
         return flat.view(dense.shape)
 
@@ -181,7 +181,7 @@ class AbstractSized(AbstractStructure):
         self,
         atoms: Tensor,  # shape: (n, n_positions)
     ) -> Tensor:
-        """Whether all choices are whole numbers in their range, and 0 for padding: (n,)."""
+        """Whether all choices are integers in their range, and 0 for padding: (n,)."""
         most = torch.full(atoms.shape, self.score_shape[1] - 1, device=atoms.device)
         if self.lengths is not None:
             if self.has_fewer_choices:
@@ -190,7 +190,7 @@ class AbstractSized(AbstractStructure):
         return ((atoms >= 0) & (atoms <= most) & (atoms == atoms.long())).all(-1)
 
     def _parts(self, atoms: Tensor, row: Tensor) -> Tensor:
-        """Where the choices of atoms stand in flattened scores: (n_atoms, n_positions)."""
+        """The positions of each atom's choices in the flattened scores: (n_atoms, n_positions)."""
         n_positions, n_choices = self.score_shape
         position = torch.arange(n_positions, device=atoms.device)
         return (row.unsqueeze(-1) * n_positions + position) * n_choices + atoms.long()
@@ -201,13 +201,13 @@ class AbstractSized(AbstractStructure):
         if lengths.shape not in {(n,), (1,)}:
             seen = f"{n} rows or atoms, and lengths of shape {tuple(lengths.shape)}"
             raise ValueError(
-                f"a structure with lengths needs one for each row, got {seen}; select(row) gives those of atoms"
+                f"lengths must have one entry for each row, got {seen}; for packed atoms, use structure.select(row)"
             )
         position = torch.arange(self.score_shape[0], device=lengths.device)
         return (position >= lengths.unsqueeze(-1)).expand(n, -1)
 
     def _with(self, **changes: object) -> Self:
-        """The same with other fields, without the checks of `dataclasses.replace`, which would wait for the device."""
+        """Replace fields without the checks of `dataclasses.replace`, which would synchronize with the device."""
         changed = copy.copy(self)
         for name, value in changes.items():
             object.__setattr__(changed, name, value)
@@ -215,7 +215,7 @@ class AbstractSized(AbstractStructure):
 
 
 def _as_tensor(lengths: Sequence[Any]) -> Tensor:
-    """Lengths from nested lists of ints, on the CPU whatever the default device is."""
+    """Convert nested lists of ints to a tensor on the CPU, regardless of the default device."""
     try:
         tensor = torch.tensor(lengths, device="cpu")
     except (TypeError, ValueError) as error:

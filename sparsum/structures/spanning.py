@@ -1,11 +1,11 @@
-r"""Sums over the spanning trees of a graph, by taking out one node after another.
+r"""Sums over the spanning trees of a graph, by eliminating one node after another.
 
-A node i points to node j with weight :math:`w_{ij}`. Taking out node k sends what pointed to k on to where k points,
+A node i points to node j with weight :math:`w_{ij}`. Eliminating node k redirects edges into k to the nodes k points to,
 
 .. math:: w'_{ij} = w_{ij} + w_{ik} w_{kj} / d_k, \quad d_k = \sum_j w_{kj},
 
 and divides the sum over all trees by :math:`d_k`. This is Gaussian elimination on the matrix of the matrix-tree theorem, but
-it never subtracts, so that it keeps its digits where nodes all but close a cycle, and all weights may be logarithms.
+without subtractions. It therefore stays accurate where nodes almost form a closed cycle, and works with log-weights.
 
 References:
     - Structured prediction models via the matrix-tree theorem (Koo, Globerson, Carreras & Collins, 2007), the sums,
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from sparsum.structures.log_space import FORBIDDEN, draw, finite
 
-#: What rounding may leave of the probability of an edge that no tree has.
+#: Rounding may leave up to this probability for an edge that no tree uses.
 ROUNDING = 1e-13
 
 
@@ -31,7 +31,7 @@ def log_sum_of_trees(
     weights: Tensor,  # shape: (n_graphs, n, n), logarithms; the diagonal is ignored
     root: Tensor,  # shape: (n_graphs, n), logarithms
 ) -> Tensor:
-    r"""The logarithm of the sum over roots r, and over trees T in which all nodes point towards r: (n_graphs,).
+    r"""Log of the sum over roots r, and over trees T in which all nodes point towards r: (n_graphs,).
 
     .. math:: \log \sum_r \rho_r \sum_T \prod_{(i, j) \in T} w_{ij}
 
@@ -42,7 +42,7 @@ def log_sum_of_trees(
     while weights.shape[1] > 1:
         to_last = weights[:, :-1, -1]
         weights, _, total = _without_last(weights)
-        # Multiplied by the total, and not divided: a node that points nowhere may still be the root.
+        # Multiply by the total instead of dividing: a node without outgoing edges may still be the root.
         root = _log_add(root[:, :-1] + total, to_last + root[:, -1:])
     return root[:, 0]
 
@@ -51,17 +51,17 @@ def draw_heads(
     weights: Tensor,  # shape: (n_graphs, n, n), logarithms; all trees point to node 0
     uniform: Tensor,  # shape: (n_graphs, n - 1), float64
 ) -> Tensor:
-    """One tree for each graph, the node that 1, 2, ... point to: (n_graphs, n - 1).
+    """Draw one tree for each graph, as the nodes that 1, 2, ... point to: (n_graphs, n - 1).
 
-    Node by node: given the earlier ones, node i points to j in proportion to its weight times the probability that a walk
-    from j reaches node 0 before i. Then i and j are made one, so that the graph has a node less.
+    Samples node by node: given the previous nodes, node i points to j with probability proportional to its weight times the
+    probability that a random walk from j reaches node 0 before i. Then i and j are merged, which removes one node.
     """
     n_graphs, n, _ = weights.shape
     original = weights
-    owner = torch.arange(n, device=weights.device).repeat(n_graphs, 1)  # the node that each has been made one with
+    owner = torch.arange(n, device=weights.device).repeat(n_graphs, 1)  # the node that each was merged into
     heads = []
     for i in range(1, n):
-        place = (owner - i + 1).clamp_min(0)  # in the graph that is left, of nodes 0, i, i + 1, ...
+        place = (owner - i + 1).clamp_min(0)  # in the remaining graph, of nodes 0, i, i + 1, ...
         probs = (original[:, i] + _log_reach(weights).gather(1, place)).softmax(-1)
         head = draw(probs, uniform[:, i - 1 : i])
         heads.append(head)
@@ -73,13 +73,13 @@ def draw_heads(
 def is_tree(
     heads: Tensor,  # shape: (m, n), int64; a node that is its own head is a root
 ) -> Tensor:
-    """Whether every node comes to a root in the end: (m,).
+    """Whether every node has a path to a root: (m,).
 
     >>> is_tree(torch.tensor([[0, 0, 1], [1, 0, 2]]))
     tensor([ True, False])
     """
     above = heads
-    for _ in range(heads.shape[1].bit_length()):  # each time twice as far up
+    for _ in range(heads.shape[1].bit_length()):  # doubles the distance each time
         above = above.gather(1, above)
     return (heads.gather(1, above) == above).all(-1)
 
@@ -87,9 +87,9 @@ def is_tree(
 def _without_last(
     weights: Tensor,  # shape: (n_graphs, n, n)
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The graph without its last node; where that one points to, as log-probabilities; and its total, (n_graphs, 1)."""
+    """Eliminate the last node; returns the graph, the node's outgoing log-probabilities, and its total, (n_graphs, 1)."""
     last = weights[:, -1, :-1]
-    # Not the difference to the total: where nothing is allowed these have to be probabilities, too, but may be any.
+    # Not `last - total`: these must be valid probabilities even if all edges are forbidden; which ones does not matter.
     onward = last.log_softmax(-1)
     others = _log_add(weights[:, :-1, :-1], weights[:, :-1, -1:] + onward.unsqueeze(1))
     return others, onward, last.logsumexp(-1, keepdim=True)
@@ -98,7 +98,7 @@ def _without_last(
 def _log_reach(
     weights: Tensor,  # shape: (n_graphs, n, n)
 ) -> Tensor:
-    """Log-probability that a walk from each node comes to node 0 before node 1: (n_graphs, n)."""
+    """Log-probability that a random walk from each node reaches node 0 before node 1: (n_graphs, n)."""
     steps = []
     while weights.shape[1] > 2:
         weights, onward, _ = _without_last(weights)
@@ -113,7 +113,7 @@ def _merged(
     weights: Tensor,  # shape: (n_graphs, n, n)
     place: Tensor,  # shape: (n_graphs, 1)
 ) -> Tensor:
-    """The graph in which what points to node 1 points to the node at a place instead: (n_graphs, n - 1, n - 1)."""
+    """Merge node 1 into the node at ``place``, redirecting edges into node 1: (n_graphs, n - 1, n - 1)."""
     kept = torch.cat([weights[:, :1], weights[:, 2:]], 1)
     is_target = (torch.arange(weights.shape[-1], device=weights.device) == place).unsqueeze(1)
     kept = torch.where(is_target, torch.logaddexp(kept, kept[:, :, 1:2]), kept)
@@ -121,7 +121,7 @@ def _merged(
 
 
 def _log_add(a: Tensor, b: Tensor) -> Tensor:
-    """What `torch.logaddexp` is, whose second derivative is NaN where one of the two is nothing next to the other."""
+    """Like `torch.logaddexp`, whose second derivative is NaN if one argument is negligible compared to the other."""
     if not (a.requires_grad or b.requires_grad):
         return torch.logaddexp(a, b)
     return torch.stack([a, b]).logsumexp(0)
@@ -132,7 +132,7 @@ def log_sum_of_heads(
     *,
     single_root: bool,
 ) -> Tensor:
-    """The logarithm of the sum over all dependency trees: (n_rows,), float64."""
+    """Log of the sum over all dependency trees: (n_rows,), float64."""
     choices = finite(scores.double())
     if single_root:
         return log_sum_of_trees(choices, choices.diagonal(dim1=-2, dim2=-1))
@@ -148,7 +148,10 @@ def sample_heads(
     *,
     single_root: bool,
 ) -> Tensor:
-    """Independent dependency trees: (n, n_rows, n). The root if there is one, then word by word, given those before."""
+    """Draw n independent dependency trees per row: (n, n_rows, n_words).
+
+    With a single root, the root is drawn first. Then the heads are drawn word by word, given those of the previous words.
+    """
     n_rows, n_words, _ = scores.shape
     uniform = torch.rand((n_rows, n, n_words + 1), dtype=torch.float64, device=scores.device, generator=generator)
     choices = finite(scores.double()).repeat_interleave(n, 0)
@@ -162,7 +165,7 @@ def sample_heads(
 
 
 def _root_probabilities(scores: Tensor) -> Tensor:
-    """The probability of each word to be the single root, the derivative of the logarithm of the sum: (n_rows, n)."""
+    """The probability that each word is the single root, as the derivative of the log-sum: (n_rows, n)."""
     with torch.inference_mode(False), torch.enable_grad():
         leaf = scores.detach().double().clone().requires_grad_()
         (edges,) = torch.autograd.grad(log_sum_of_heads(leaf, single_root=True).sum(), leaf)
@@ -183,7 +186,7 @@ def _with_root(
     choices: Tensor,  # shape: (n_rows, n, n), the root on the diagonal
     root: Tensor,  # shape: (n_rows,)
 ) -> Tensor:
-    """The scores that allow trees with this word at the root, and no other: (n_rows, n, n)."""
+    """Restrict the scores to trees in which only the given word is attached to the root: (n_rows, n, n)."""
     n = choices.shape[-1]
     is_loop = torch.eye(n, dtype=torch.bool, device=choices.device)
     is_root = (torch.arange(n, device=root.device) == root.unsqueeze(-1)).unsqueeze(-1)

@@ -15,12 +15,12 @@ from sparsum.structures.spanning import is_tree, log_sum_of_heads, sample_heads
 
 @dataclass(frozen=True)
 class Tree(AbstractSized):
-    r"""Non-projective dependency trees: each of ``n`` words modifies another or the root, without cycles.
+    r"""Non-projective dependency trees: each of ``n`` words modifies another word or the root, without cycles.
 
     .. math:: a_z^\top t = \sum_m t_{m, z_m}, \quad z_m \text{ the head of } m, \text{ or } m \text{ itself for the root}
 
     Scores have shape (*batch, n, n), with modifiers in rows, heads in columns, and the root on the diagonal. Atoms are int64
-    heads of shape (n_atoms, n); a word that is attached to the root is its own head.
+    tensors of heads, of shape (n_atoms, n); a word that is attached to the root is its own head.
 
     >>> scores = torch.tensor([[0.0, 2.0, 0.0], [3.0, 1.5, 0.0], [0.0, 0.5, 0.0]])
     >>> Tree(3).argmax(scores)  # the best heads of words 0 and 1 are each other: a cycle, so word 1 takes the root
@@ -29,18 +29,18 @@ class Tree(AbstractSized):
     tensor([[1, 1, 1],
             [0, 0, 1]])
 
-    The best tree is found by the algorithm of Chu, Liu and Edmonds, for one matrix at a time and on the CPU, wherever the
-    scores are: at 10 words in about a tenth of a millisecond. The k best take about k * n times as long.
+    The Chu-Liu/Edmonds algorithm finds the best tree, one matrix at a time and on the CPU, regardless of the device of the
+    scores; for 10 words it takes about a tenth of a millisecond. The k best trees take about k * n times as long.
 
     Args:
         n: the number of words, at least 1.
         single_root: whether exactly one word is attached to the root, instead of at least one.
-        lengths: int64 in the shape of the batch, the number of words of each example; by default all have n. `log_count`
-            counts the trees over n words.
+        lengths: the number of words of each example, an int64 tensor in the shape of the batch; by default all examples have
+            n words. `log_count` counts the trees over n words.
 
     Raises:
-        TypeError: if n is not an int, or lengths is not an int64 tensor.
-        ValueError: if n is less than 1, or lengths are not from 1 to n.
+        TypeError: if ``n`` is not an int, or ``lengths`` is not an int64 tensor or a list of ints.
+        ValueError: if n is less than 1, or ``lengths`` are not from 1 to n.
 
     References:
         - Non-projective dependency parsing using spanning tree algorithms (McDonald, Pereira, Ribarov & Hajič, 2005),
@@ -62,14 +62,14 @@ class Tree(AbstractSized):
         return self.n, self.n
 
     def log_count(self) -> float:
-        """Logarithm of (n + 1) ** (n - 1), or of n ** (n - 1) with a single root: Cayley's formula."""
+        """Log of (n + 1) ** (n - 1), or of n ** (n - 1) with a single root (Cayley's formula)."""
         return (self.n - 1) * math.log(self.n if self.single_root else self.n + 1)
 
     def contains(
         self,
         atoms: Tensor,  # shape: (n_atoms, n)
     ) -> Tensor:
-        """Whether heads make a tree, with one root if there must be one, and are 0 for padding: (n_atoms,)."""
+        """Whether heads form a tree, with exactly one root if ``single_root``, and are 0 for padding: (n_atoms,)."""
         heads = atoms.long().clamp(0, self.n - 1)
         word = torch.arange(self.n, device=heads.device)
         is_root = heads == word
@@ -83,7 +83,7 @@ class Tree(AbstractSized):
         self,
         scores: Tensor,  # shape: (n_rows, n, n)
     ) -> Tensor:
-        """The sum over all trees, by elimination: (n_rows,)."""
+        """Log of the sum over all trees, by elimination: (n_rows,)."""
         return log_sum_of_heads(scores, single_root=self.single_root)
 
     def sample(
@@ -92,7 +92,7 @@ class Tree(AbstractSized):
         n: int,
         generator: torch.Generator | None,
     ) -> Tensor:
-        """Independent trees: (n, n_rows, n)."""
+        """Draw n independent trees per row: (n, n_rows, n_words)."""
         return sample_heads(scores, n, generator, single_root=self.single_root)
 
     def _best(
@@ -108,7 +108,7 @@ class Tree(AbstractSized):
 
 
 def _best_heads(scores: list[list[float]], *, single_root: bool) -> list[int]:
-    """The heads of the best tree for one matrix; where no tree is allowed, those of some tree."""
+    """The heads of the best tree for one matrix, or of some tree if all are forbidden."""
     root = [scores[m][m] for m in range(len(scores))]
     edges = [[*row[:m], -math.inf, *row[m + 1 :]] for m, row in enumerate(scores)]
     heads = _arborescence(edges, root, single_root=single_root)
@@ -118,10 +118,11 @@ def _best_heads(scores: list[list[float]], *, single_root: bool) -> list[int]:
 
 
 def _arborescence(edges: list[list[float]], root: list[float], *, single_root: bool) -> list[int] | None:
-    """The best arborescence, None if there is none.
+    """The best arborescence, or None if there is none.
 
-    With a single root, edges to the root are taken where nothing else is left, as if they cost more than all others can
-    gain; that gives the fewest possible. No such cost is added, so that nothing is lost to rounding.
+    With a single root, an edge to the root is only taken if a node has no other edge. This is equivalent to a penalty on
+    these edges that outweighs all scores, and gives the smallest possible number of them. The penalty is not actually added,
+    which avoids rounding errors.
     """
     heads, values = [], []
     for m, row in enumerate(edges):
@@ -135,7 +136,7 @@ def _arborescence(edges: list[list[float]], root: list[float], *, single_root: b
     cycle = _cycle(heads)
     if not cycle:
         return heads
-    # Contract the cycle to one node, the last. To enter it at v is to give up the edge of the cycle to v.
+    # Contract the cycle to one node, the last. Entering the cycle at v replaces the edge of the cycle at v.
     inside = set(cycle)
     outside = [m for m in range(len(edges)) if m not in inside]
     leave = [_first_best(cycle, [edges[m][v] for v in cycle]) for m in outside]
@@ -157,13 +158,13 @@ def _arborescence(edges: list[list[float]], root: list[float], *, single_root: b
 
 
 def _first_best(nodes: list[int], values: list[float]) -> int:
-    """The node with the largest value, the first among equals."""
+    """The node with the largest value, the first one on ties."""
     return nodes[values.index(max(values))]
 
 
 def _cycle(heads: list[int]) -> list[int]:
-    """The nodes of some cycle, empty if there is none; a node that is its own head is a root."""
-    seen: dict[int, int] = {}  # node to the walk that first came by
+    """The nodes of some cycle, or an empty list if there is none; a node that is its own head is a root."""
+    seen: dict[int, int] = {}  # maps a node to the start of the walk that first visited it
     for start in range(len(heads)):
         node = start
         while node not in seen:

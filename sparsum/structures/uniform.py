@@ -1,6 +1,6 @@
-"""Draws of assignments that are all equally probable."""
+"""Uniform sampling of assignments."""
 
-# ruff: noqa: ARG001 (the function that others are registered with has their arguments)
+# ruff: noqa: ARG001 (the generic function has the arguments of the registered ones)
 from __future__ import annotations
 
 import functools
@@ -21,7 +21,7 @@ from sparsum.structures.one_of import OneOf
 from sparsum.structures.sequence import Sequence
 from sparsum.structures.tree import Tree
 
-# What says which assignments a structure has.
+# Methods that determine the assignments of a structure.
 _MEANING = ("argmax", "_best", "topk", "log_count")
 
 
@@ -34,9 +34,9 @@ def sample_uniform(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Independent draws from all assignments of a structure, each with the same probability: (n, *event_shape).
+    """Draw independent, uniformly distributed assignments of a structure: (n, *event_shape).
 
-    Register a function for a structure of your own:
+    Register a function for a custom structure:
 
     >>> import dataclasses, sparsum as sp
     >>> @dataclasses.dataclass(frozen=True)
@@ -55,14 +55,14 @@ def sample_uniform(
 
     Args:
         structure: the set of assignments.
-        n: how many to draw.
-        generator: the source of randomness, torch's global one if None; of the same device.
-        device: where the draws are to be.
-        dtype: of atoms that are bits; indices are int64.
+        n: the number of samples.
+        generator: the source of randomness, on the same device; torch's global generator if None.
+        device: the device of the samples.
+        dtype: the dtype of atoms that are bits; indices are int64.
 
     Raises:
         TypeError: if no function is registered for the structure.
-        ValueError: if its examples have different lengths.
+        ValueError: if the structure has lengths.
     """
     _raise_unknown(structure)
 
@@ -70,7 +70,7 @@ def sample_uniform(
 def _raise_unknown(structure: object) -> NoReturn:
     name = type(structure).__name__
     raise TypeError(
-        f"{structure!r} does not say how to draw from it uniformly: register a function for {name} with "
+        f"{structure!r} does not support uniform sampling: register a function for {name} with "
         "@sparsum.structures.uniform.sample_uniform.register"
     )
 
@@ -79,7 +79,7 @@ Draw = Callable[..., Tensor]
 
 
 def _register(kind: type[AbstractStructure]) -> Callable[[Draw], Draw]:
-    """Register a function for one kind of structure, and for derived ones that have the same assignments."""
+    """Register a function for a type of structure, and for subclasses with the same assignments."""
 
     def register(draw: Draw) -> Draw:
         @sample_uniform.register(kind)
@@ -87,7 +87,9 @@ def _register(kind: type[AbstractStructure]) -> Callable[[Draw], Draw]:
             if any(getattr(type(structure), name, None) is not getattr(kind, name, None) for name in _MEANING):
                 _raise_unknown(structure)
             if getattr(structure, "lengths", None) is not None:
-                raise ValueError("examples of different lengths have no uniform distribution in common")
+                raise ValueError(
+                    "sample_uniform does not support examples of different lengths, got a structure with lengths"
+                )
             return draw(structure, n, **options)
 
         return draw
@@ -132,7 +134,7 @@ def _subset(
 def _budget(
     structure: Budget, n: int, *, generator: torch.Generator | None, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """The number of ones first, in proportion to the number of vectors that have so many, then these."""
+    """Draw the number of ones first, in proportion to the number of vectors with this many ones, then their positions."""
     ends = torch.tensor(_shares(structure.n, structure.most), dtype=torch.float64, device=device)
     uniform = torch.rand(n, 1, generator=generator, device=device, dtype=torch.float64)
     counts = torch.searchsorted(ends, uniform, right=True).clamp(max=structure.most)
@@ -141,31 +143,31 @@ def _budget(
 
 @functools.lru_cache(maxsize=64)
 def _shares(n: int, most: int) -> tuple[float, ...]:
-    """The shares of the vectors with at most 0, 1, ... ``most`` ones among all of these."""
+    """The fractions of vectors with at most 0, 1, ..., ``most`` ones, among those with at most ``most``."""
     totals = list(itertools.accumulate(math.comb(n, count) for count in range(most + 1)))
-    return tuple(total / totals[-1] for total in totals)  # quotients of integers of any size, rounded once
+    return tuple(total / totals[-1] for total in totals)  # exact integers, rounded once by the division
 
 
 @_register(Matching)
 def _matching(structure: Matching, n: int, *, generator: torch.Generator | None, device: torch.device, **_: Any) -> Tensor:
-    """The first columns of a random permutation."""
+    """Take the first columns of a random permutation."""
     n_rows, n_columns = structure.score_shape
     return _permutations(n, n_columns, generator, device)[:, :n_rows]
 
 
 def _permutations(n: int, size: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
-    """Random permutations: (n, size); equal numbers, which would prefer some, occur once in 2**53 pairs."""
+    """Random permutations: (n, size). Ties, which would introduce a bias, occur once in 2**53 pairs."""
     return torch.rand(n, size, generator=generator, device=device, dtype=torch.float64).argsort(-1)
 
 
 @_register(Tree)
 def _tree(structure: Tree, n: int, *, generator: torch.Generator | None, device: torch.device, **_: Any) -> Tensor:
-    """A tree over the words, any of them its root; or over the words and one more node, which becomes the root."""
+    """Draw a tree over the words with any word as root, or over the words and one extra node, which becomes the root."""
     words = torch.arange(structure.n, device=device)
     if structure.single_root:
         return _rooted_trees(n, structure.n, generator, device)
     heads = _rooted_trees(n, structure.n + 1, generator, device)
-    # The root and the last node change names: of all trees with that root, this makes those with the last node as root.
+    # Swap the labels of the root and the last node: this maps all trees with that root to those rooted at the last node.
     nodes = torch.arange(structure.n + 1, device=device)
     root, last = heads.eq(nodes).long().argmax(-1, keepdim=True), structure.n
     other_names = torch.where(nodes == root, last, torch.where(nodes == last, root, nodes))
@@ -174,11 +176,11 @@ def _tree(structure: Tree, n: int, *, generator: torch.Generator | None, device:
 
 
 def _rooted_trees(n: int, size: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
-    """Uniform rooted trees on labelled nodes: the head of each node, of the root the root itself, (n, size).
+    """Draw uniform rooted trees on labelled nodes: the head of each node, (n, size); the root is its own head.
 
-    By Joyal's bijection between maps of the nodes to themselves and trees with two marked nodes, which may be the same. The
-    nodes that lie on cycles of a map, c_1 < ... < c_m, are permuted by it; their images in this order, f(c_1), ..., f(c_m),
-    become the path between the marked nodes, the last of which is the root here. All others have their image as head.
+    Uses Joyal's bijection between maps of the nodes to themselves and trees with two marked nodes, which may coincide. A map
+    f permutes the nodes on its cycles, c_1 < ... < c_m. Their images in this order, f(c_1), ..., f(c_m), become the path
+    between the marked nodes; the last node of the path is the root. All other nodes have their image as head.
 
     References:
         - Une théorie combinatoire des séries formelles (Joyal, 1981), https://doi.org/10.1016/0001-8708(81)90052-9
@@ -187,13 +189,13 @@ def _rooted_trees(n: int, size: int, generator: torch.Generator | None, device: 
     after_many = image
     for _ in range(math.ceil(math.log2(size)) if size > 1 else 0):
         after_many = after_many.gather(1, after_many)
-    # After so many steps as there are nodes, only cycles are left.
+    # After at least ``size`` steps, every node has reached a cycle.
     is_cyclic = torch.zeros_like(image, dtype=torch.bool).scatter_(1, after_many, True)
     node = torch.arange(size, device=device).expand(n, size)
     from_here = torch.where(is_cyclic, node, size).flip(-1).cummin(-1).values.flip(-1)
     following = torch.cat([from_here[:, 1:], torch.full_like(from_here[:, :1], size)], 1)
     is_last = following == size
     next_image = torch.where(is_last, image, image.gather(1, following.clamp(max=size - 1)))
-    # A column more than there are nodes takes what is not on a cycle.
+    # An extra column receives the entries that are not on a cycle.
     heads = torch.cat([image, image[:, :1]], 1)
     return heads.scatter(1, torch.where(is_cyclic, image, size), next_image)[:, :-1]

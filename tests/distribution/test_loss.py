@@ -113,14 +113,14 @@ FORGOTTEN: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.filterwarnings("ignore:Using a target size")
 @pytest.mark.parametrize("loss", FORGOTTEN.values(), ids=FORGOTTEN)
 def test_a_loss_that_forgot_to_index(loss: Callable[[Tensor], Any]) -> None:
-    with pytest.raises(ValueError, match=r"a size of 3, as of the batch, met one of 6.*x\[row\]") as caught:
+    with pytest.raises(ValueError, match=r"size mismatch between 3 rows and 6 atoms.*x\[row\]") as caught:
         Q.expect(loss)
     assert isinstance(caught.value.__cause__, RuntimeError | ValueError | IndexError)
     assert str(caught.value.__cause__) in str(caught.value)
 
 
 def test_in_chunks_it_is_the_chunk_that_meets_the_batch() -> None:
-    with pytest.raises(ValueError, match=r"a size of 3, as of the batch, met one of 4"):
+    with pytest.raises(ValueError, match=r"size mismatch between 3 rows and 4 atoms"):
         Q.expect(FORGOTTEN["sum"], chunk_size=4)
 
 
@@ -158,7 +158,7 @@ def test_what_a_loss_within_a_loss_has_said_is_not_said_again() -> None:
     def outer(z: Tensor, row: Tensor) -> Any:
         return call_loss("loss", FORGOTTEN["sum"], z, row, 3)
 
-    with pytest.raises(ValueError, match=r"^loss failed where a size") as caught:
+    with pytest.raises(ValueError, match=r"^loss failed because of a size mismatch") as caught:
         Q.expect(outer)
     assert str(caught.value).count("x[row]") == 1
 

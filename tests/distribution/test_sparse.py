@@ -283,7 +283,7 @@ def test_divergence_to_independent_categories_with_zeros() -> None:
 
 def test_divergence_to_independent_categories_that_do_not_fit() -> None:
     q = groups(2)
-    with pytest.raises(ValueError, match=r"over Groups\(n_groups=3, n_each=4\) .* Categoricals over 5 categories"):
+    with pytest.raises(ValueError, match=r"got Groups\(n_groups=3, n_each=4\) and Categoricals over 5 categories"):
         kl_divergence(q, Independent(Categorical(logits=torch.zeros(3, 5)), 1))
     with pytest.raises(ValueError, match=r"event shapes \(3,\) and \(2,\) differ"):
         kl_divergence(q, Independent(Categorical(logits=torch.zeros(2, 4)), 1))
@@ -325,11 +325,11 @@ def test_divergences_that_make_no_sense_say_so() -> None:
     q = bits()
     with pytest.raises(ValueError, match="Categorical over 8 categories"):
         kl_divergence(sp.SparseDistribution.from_dense(torch.eye(3)), Categorical(logits=torch.zeros(8)))
-    with pytest.raises(ValueError, match="only a distribution over category indices"):
+    with pytest.raises(ValueError, match="requires a distribution over category indices"):
         kl_divergence(q, Categorical(torch.ones(3)))
     with pytest.raises(NotImplementedError, match="Independent"):
         kl_divergence(q, Independent(Normal(torch.zeros(3), 1.0), 1))
-    with pytest.raises(ValueError, match="uniform one over"):
+    with pytest.raises(ValueError, match="structures of both distributions must be equal"):
         kl_divergence(sp.SparseDistribution.from_dense(torch.eye(2)), sp.UniformOver(sp.OneOf(3)))
     with pytest.raises(ValueError, match="event shapes"):
         kl_divergence(q, sp.SparseDistribution.from_dense(torch.eye(4)))
@@ -483,7 +483,7 @@ ATOMS, PROBS, ROW = torch.arange(3), torch.tensor([0.5, 0.5, 1.0]), torch.tensor
         (lambda: Q.sample(generator=0), TypeError, "generator must be a torch.Generator or None, got int"),  # type: ignore[arg-type]
         (lambda: sp.SparseDistribution(ATOMS + 1, PROBS, ROW, structure=sp.OneOf(3)), ValueError, "from 0 to 2, got 1 to 3"),
         (lambda: sp.SparseDistribution(PROBS, PROBS, ROW, structure=sp.OneOf(3)), TypeError, "must be integers"),
-        (lambda: bits().to_dense(), TypeError, "only a distribution over OneOf has dense probabilities"),
+        (lambda: bits().to_dense(), TypeError, "to_dense requires a distribution over OneOf"),
         (lambda: sp.UniformOver(3), TypeError, "structure must be an AbstractStructure, got int"),  # type: ignore[arg-type]
     ],
 )

@@ -224,7 +224,7 @@ def test_what_does_not_fit_is_refused() -> None:
         se.topk_bound(scores, structure, lambda z, row: z.sum(-1), 0)
     with pytest.raises(TypeError, match="log_joint must be a function of assignments and their rows, got float"):
         se.topk_bound(scores, structure, 0.5, 2)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"log_joint must return one number per assignment, shape \(4,\), got \(4, 3\)"):
+    with pytest.raises(ValueError, match=r"log_joint must return one number per atom, shape \(4,\), got \(4, 3\)"):
         se.topk_bound(scores, structure, lambda z, row: z, 2)
     with pytest.raises(TypeError, match=r"log_joint must return a floating-point torch.Tensor, got torch.int64"):
         se.topk_bound(scores, structure, lambda z, row: row, 2)
@@ -233,7 +233,7 @@ def test_what_does_not_fit_is_refused() -> None:
     bad = torch.tensor([[0.0, torch.nan], [0.0, 0.0], [INF, 0.0]])
     with pytest.raises(ValueError, match=r"row 0 has a NaN, row 2 has \+inf \(of 3\)"):
         se.topk_bound(bad, sp.Bits(2), lambda z, row: z.sum(-1), 2)
-    with pytest.raises(ValueError, match="row 0 allows nothing"):
+    with pytest.raises(ValueError, match="row 0 forbids every assignment"):
         se.topk_bound(torch.full((1, 2), -INF), sp.OneOf(2), lambda z, row: z.float(), 2)
 
 

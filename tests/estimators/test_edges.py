@@ -54,7 +54,7 @@ def test_imle_names_bad_rows_of_structures_without_a_partition_function(structur
 
 
 def test_imle_names_rows_that_allow_nothing() -> None:
-    with pytest.raises(ValueError, match="row 0 allows nothing"):
+    with pytest.raises(ValueError, match="row 0 forbids every assignment"):
         se.Imle()(torch.full((1, 3, 3), -torch.inf), sp.Matching(3), total)
 
 

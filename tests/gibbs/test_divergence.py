@@ -125,7 +125,7 @@ def test_true_zeros_of_independent_categories() -> None:
         assert divergence.tolist() == [math.inf, 0.0]
         (gradient,) = torch.autograd.grad(divergence[1], scores, retain_graph=True)
         assert not gradient.any()
-    with pytest.raises(ValueError, match=r"over Groups\(n_groups=2, n_each=2\) .* Categoricals over 3 categories"):
+    with pytest.raises(ValueError, match=r"got Groups\(n_groups=2, n_each=2\) and Categoricals over 3 categories"):
         kl_divergence(q, Independent(Categorical(logits=torch.zeros(2, 3)), 1))
     with pytest.raises(NotImplementedError, match=r"Independent\(Categorical\)"):
         kl_divergence(sp.Gibbs(torch.zeros(2, 2), sp.Sequence(2, 2)), Independent(by_logits, 1))
@@ -213,7 +213,7 @@ def test_what_does_not_fit_is_named() -> None:
     tree, groups = sp.Gibbs(torch.zeros(2, 2), sp.Tree(2)), sp.Gibbs(torch.zeros(2, 2), sp.Groups(2, 2))
     sparse = sp.sparsemap(torch.zeros(4), sp.OneOf(4))
     for first, second, reason in (
-        (one, sp.Gibbs(torch.zeros(3), sp.OneOf(3)), r"OneOf\(n=4\) has no divergence to one over OneOf\(n=3\)"),
+        (one, sp.Gibbs(torch.zeros(3), sp.OneOf(3)), r"must be equal, got OneOf\(n=4\) and OneOf\(n=3\)"),
         (tree, groups, "Tree"),
         (tree, sp.Gibbs(torch.zeros(2, 2), sp.Tree(2, single_root=True)), "single_root"),
         (sparse, sp.Gibbs(torch.zeros(3), sp.OneOf(3)), "OneOf"),
@@ -221,12 +221,12 @@ def test_what_does_not_fit_is_named() -> None:
         (sp.sparsemap(torch.zeros(2, 2), sp.Matching(2)), tree, "Matching"),
         (sp.SparseDistribution(torch.tensor([[1, 0]]), torch.ones(1), torch.tensor([0])), tree, "must hold assignments"),
         (one, Categorical(logits=torch.zeros(3)), "3 categories"),
-        (bits, Categorical(logits=torch.zeros(4)), "only a distribution over OneOf"),
+        (bits, Categorical(logits=torch.zeros(4)), "requires a distribution over OneOf"),
         (bits, Independent(Bernoulli(logits=torch.zeros(3)), 1), "event shapes"),
         (one, sp.UniformOver(sp.OneOf(3)), "OneOf"),
     ):
         with pytest.raises(ValueError, match=reason):
             kl_divergence(first, second)
     for peer in (Independent(Normal(torch.zeros(4), 1.0), 1), Independent(Bernoulli(logits=torch.zeros(2, 2)), 2)):
-        with pytest.raises(NotImplementedError, match="no divergence"):
+        with pytest.raises(NotImplementedError, match="no KL divergence is implemented"):
             kl_divergence(tree if peer.event_shape == (2, 2) else bits, peer)

@@ -38,7 +38,7 @@ def test_one_low_position_does_not_forbid_the_row() -> None:
     scores[0, 1] = -1e30
     p = sp.Gibbs(scores, sp.Groups(2, 2))
     assert p.entropy().item() == pytest.approx(2 * math.log(2))
-    with pytest.raises(sp.NoDistribution, match="row 0 allows nothing"):
+    with pytest.raises(sp.NoDistribution, match="row 0 forbids every assignment"):
         sp.Gibbs(scores.masked_fill(scores < 0, -torch.inf), sp.Groups(2, 2))
 
 

@@ -131,7 +131,9 @@ def test_rows_without_a_tree_are_named(single_root: bool) -> None:
     is_pair[[0, 1, 2, 3], [0, 1, 1, 1]] = True
     allowed = torch.stack([torch.ones(4, 4, dtype=torch.bool), is_cycle, is_pair])
     masked = torch.where(allowed, scores, -torch.inf)
-    named = "row 1 allows nothing, row 2 allows nothing" if single_root else "row 1 allows nothing"
+    named = (
+        "row 1 forbids every assignment, row 2 forbids every assignment" if single_root else "row 1 forbids every assignment"
+    )
     with pytest.raises(ValueError, match=rf"{named} \(of 3\)"):
         sp.Gibbs(masked, sp.Tree(4, single_root=single_root))
     p = sp.Gibbs(masked, sp.Tree(4, single_root=single_root), validate_args=False)

@@ -129,7 +129,7 @@ def test_rows_without_a_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = normal(3, 4).to(DEVICE)
     scores[1, :3] = -torch.inf
     ActiveSet().solve(sp.Budget(4, 2).bind(scores))
-    with pytest.raises(ValueError, match=r"row 1 allows nothing \(of 3\)"):
+    with pytest.raises(ValueError, match=r"row 1 forbids every assignment \(of 3\)"):
         ActiveSet().solve(sp.Subset(4, 2).bind(scores))
     scores[0, 0], scores[2, 1] = torch.nan, torch.inf
     with pytest.raises(ValueError, match=r"row 0 has a NaN, row 2 has \+inf"):

@@ -113,7 +113,7 @@ def test_bad_rows_are_named() -> None:
                 with pytest.raises(ValueError, match=words):
                     sp.sparsemap(t, structure)
         t[1] = -torch.inf
-        with pytest.raises(ValueError, match="row 1 allows nothing"):
+        with pytest.raises(ValueError, match="row 1 forbids every assignment"):
             sp.sparsemap(t, sp.Subset(4, 2))
 
 

@@ -461,7 +461,7 @@ def test_scores_that_are_no_numbers() -> None:
 def test_nothing_allowed() -> None:
     scores = (normal(2, 3), normal(2, 4))
     scores[1][1] = -torch.inf
-    with pytest.raises(ValueError, match=r"row 1 allows nothing \(of 2\)"):
+    with pytest.raises(ValueError, match=r"row 1 forbids every assignment \(of 2\)"):
         ActiveSet().solve(bind(Pairs(3, 4), scores))
 
 

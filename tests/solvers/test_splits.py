@@ -173,7 +173,7 @@ def test_forbidden_and_certain_bits() -> None:
         assert q.mean.isfinite().all()
         with pytest.raises(ValueError, match="row 0 has \\+inf"):
             sp.sparsemap(t + torch.tensor([0.0, 0.0, 0.0, torch.inf]), structure)
-    with pytest.raises(ValueError, match="row 1 allows nothing"):
+    with pytest.raises(ValueError, match="row 1 forbids every assignment"):
         sp.sparsemap(torch.tensor([[0.0, 0.0], [-torch.inf, 0.0]]), sp.Subset(2, 2))
     for any_structure in (sp.Bits(2), sp.Budget(2, 1), sp.Subset(2, 1), sp.Groups(1, 2)):
         bad = torch.tensor([[0.0, torch.nan]]).reshape(1, *any_structure.score_shape)

@@ -81,10 +81,10 @@ def test_masks_of_pairs_and_of_padding() -> None:
     [
         ({"mask": torch.ones(4)}, TypeError, "mask must be a tensor of dtype torch.bool, .* got torch.float32"),
         ({"mask": torch.ones(5) > 0}, ValueError, r"mask must broadcast to the shape of scores, \(2, 3, 4\), got \(5,\)"),
-        ({"mask": (MASK, MASK)}, ValueError, "at most one tensor for each of the 1 of scores, got 2"),
+        ({"mask": (MASK, MASK)}, ValueError, "at most as many tensors as scores, 1, got 2"),
         ({"temperature": 0.0}, ValueError, "temperature must be finite and larger than 0"),
         ({"temperature": "1"}, TypeError, "temperature must be a number, got str"),
-        ({"temperature": torch.ones(4)}, ValueError, r"temperature must broadcast to the batch, \(2, 3\), got \(4,\)"),
+        ({"temperature": torch.ones(4)}, ValueError, r"temperature must broadcast to the batch shape, \(2, 3\), got \(4,\)"),
     ],
 )
 def test_what_does_not_fit_is_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -93,5 +93,5 @@ def test_what_does_not_fit_is_refused(options: dict[str, Any], error: type[Excep
 
 
 def test_bad_rows_have_a_public_error() -> None:
-    with pytest.raises(sp.NoDistribution, match="row 1 allows nothing"):
+    with pytest.raises(sp.NoDistribution, match="row 1 forbids every assignment"):
         sp.sparsemap(SCORES[0], sp.OneOf(4), mask=torch.tensor([[True], [False], [True]]))

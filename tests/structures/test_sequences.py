@@ -291,7 +291,7 @@ def test_errors_of_sequences() -> None:
     sized = Sequence(4, 3, lengths=torch.tensor([1, 2, 3]))
     with pytest.raises(ValueError, match=r"shape of the batch, \(2,\), got \(3,\) for scores of shape \(2, 4, 3\)"):
         sized.argmax(unary)
-    with pytest.raises(ValueError, match=r"one for each row, got 5 rows or atoms, and lengths of shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"one entry for each row, got 5 rows or atoms, and lengths of shape \(3,\)"):
         sized.vectors(torch.zeros(5, 4, dtype=torch.int64))
 
 
