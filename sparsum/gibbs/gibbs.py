@@ -66,11 +66,11 @@ class Gibbs(Distribution):
         temperature: float | Tensor | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        check_gibbs(structure)  # before it binds the scores
+        require_partition(structure)  # before it binds the scores
         self._assign(structure.bind(scores, mask=mask, temperature=temperature), validate_args)
 
     def _assign(self, bound: BoundScores, validate_args: bool | None) -> None:
-        check_gibbs(bound.structure)
+        require_partition(bound.structure)
         #: The rows of scores, bound to the structure.
         self.bound = bound
         #: The distribution of each row.
@@ -141,6 +141,19 @@ class Gibbs(Distribution):
         return shaped if isinstance(mean, tuple) else shaped[0]
 
     @property
+    def variance(self) -> Scores:
+        """The variance of each part of the vectors, in the form and shape of the scores.
+
+        Raises:
+            NotImplementedError: if the vectors of the structure may have entries other than 0 and 1.
+        """
+        structure, mean = self.structure, self.mean
+        if not structure.is_fixed_size and structure.bit_counts() is None:
+            raise NotImplementedError(f"the variance over {structure!r} is not implemented: its vectors may not be 0/1")
+        variances = tuple(tensor * (1 - tensor) for tensor in as_tuple(mean))
+        return variances if isinstance(mean, tuple) else variances[0]
+
+    @property
     def mode(self) -> Tensor:
         """The most probable assignment: (*batch_shape, *event_shape)."""
         return self.bound.shaped(self.bound.argmax())
@@ -181,7 +194,7 @@ class Gibbs(Distribution):
         return f"Gibbs({self.structure!r}, {shapes}, dtype={self.bound.dtype})"
 
 
-def check_gibbs(structure: AbstractStructure) -> None:
+def require_partition(structure: AbstractStructure) -> None:
     """Raise a TypeError unless `Gibbs` supports a structure."""
     if not isinstance(structure, AbstractStructure):
         raise TypeError(f"structure must be an AbstractStructure such as OneOf(n), got {kind_of(structure)}")

@@ -37,7 +37,7 @@ def smallest(
     return Smallest(*values.topk(k, -1, largest=False))
 
 
-def finite(scores: Tensor) -> Tensor:
+def clamp_infinities(scores: Tensor) -> Tensor:
     """Convert scores to float64, and infinite scores to very large numbers, so that sums do not become NaN."""
     return scores.double().nan_to_num(nan=nan, posinf=1e300, neginf=-1e300)
 
@@ -150,7 +150,7 @@ def best_bits(
         return best.unsqueeze(1)
     near = smallest(scores.abs(), min(k - 1, scores.shape[-1]))
     sets = undominated_sets(k, near.values.shape[-1], scores.device)
-    costs = torch.cat(sets.costs(finite(near.values)), -1)
+    costs = torch.cat(sets.costs(clamp_infinities(near.values)), -1)
     chosen = smallest(costs, k - 1).indices
     members = sets.members[chosen]  # shape: (n_rows, k - 1, largest_size)
     return _flip(best, near.indices.gather(1, members.flatten(1)).view_as(members))
@@ -195,7 +195,7 @@ def best_counted_bits(
     sides = []
     for positions, sign in ((dropped, 1), (added, -1)):
         inside = positions.clamp(0, n - 1)
-        costs = (sign * finite(ordered.values.gather(1, inside))).masked_fill(positions != inside, inf)
+        costs = (sign * clamp_infinities(ordered.values.gather(1, inside))).masked_fill(positions != inside, inf)
         sides.append(_Side.of(costs, ordered.indices.gather(1, inside), k))
     drop, add = sides
     pairs = _pairs(k, drop.lengths, add.lengths, exactly, scores.device)
@@ -294,7 +294,7 @@ def best_choices(
     n_groups, n_each = scores.shape[1:]
     ordered = scores.sort(dim=-1, descending=True, stable=True)
     width = min(k, n_each)
-    values = finite(ordered.values[..., :width])
+    values = clamp_infinities(ordered.values[..., :width])
     costs = values[..., :1] - values  # shape: (n_rows, n_merged, width)
     choices = ordered.indices[..., :width].unsqueeze(-1)  # shape: (n_rows, n_merged, width, n_groups_each)
     while costs.shape[1] > 1:

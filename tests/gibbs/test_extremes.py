@@ -42,6 +42,15 @@ def test_one_low_position_does_not_forbid_the_row() -> None:
         sp.Gibbs(scores.masked_fill(scores < 0, -torch.inf), sp.Groups(2, 2))
 
 
+def test_the_variance_of_parts() -> None:
+    scores = torch.randn(2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(sp.Gibbs(scores, sp.Bits(3)).variance, torch.distributions.Bernoulli(logits=scores).variance)
+    p = sp.Gibbs((scores.unsqueeze(1).expand(2, 2, 3), torch.zeros(1, 3, 3, dtype=torch.float64)), sp.Sequence(2, 3))
+    assert [tuple(tensor.shape) for tensor in p.variance] == [(2, 2, 3), (2, 1, 3, 3)]
+    with pytest.raises(NotImplementedError, match="its vectors may not be 0/1"):
+        _ = sp.Gibbs(scores, sp.Enumerated(torch.randn(4, 3))).variance
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_costs_no_digits(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
