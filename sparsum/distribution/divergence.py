@@ -62,7 +62,8 @@ def _to_categorical(q: SparseDistribution, p: Categorical) -> Tensor:
 def _to_independent(q: SparseDistribution, p: Independent[Any]) -> Tensor:
     base = p.base_dist
     is_categorical = isinstance(base, Categorical) and isinstance(q.structure, Groups)
-    if not (isinstance(base, Bernoulli) or is_categorical) or not q.event_shape:
+    are_bits = isinstance(base, Bernoulli) and (q.structure is None or q.structure.bit_counts() is not None)
+    if not (are_bits or is_categorical) or not q.event_shape:
         raise NotImplementedError(
             f"no KL divergence is implemented from {type(q).__name__} over {q.structure!r} to "
             f"Independent({type(base).__name__})"

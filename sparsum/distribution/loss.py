@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -28,20 +30,33 @@ def check_loss(name: str, loss: object) -> None:
 
 
 def takes_row(loss: Callable[..., Any]) -> bool:
-    """Whether to call a loss as ``loss(z, row)`` instead of ``loss(z)``: True unless it takes exactly one argument.
+    """Whether to call a loss as ``loss(z, row)`` instead of ``loss(z)``.
 
-    For a module, the signature of its ``forward`` counts. A callable without a signature is called with both.
+    It gets ``row`` if it requires a second positional argument, names it ``row``, or takes ``*args``. For a module, the
+    signature of its ``forward`` counts. A builtin such as `torch.exp`, without a signature, gets ``z`` alone.
 
-    >>> takes_row(lambda z, row: z), takes_row(lambda z: z), takes_row(torch.nn.Linear(3, 1))
+    >>> takes_row(lambda z, row: z), takes_row(lambda z, scale=2.0: z), takes_row(torch.nn.Linear(3, 1))
     (True, False, False)
     """
-    loss = getattr(loss, "_orig_mod", loss)  # the module inside a compiled one
     try:
-        signature = inspect.signature(loss.forward if isinstance(loss, torch.nn.Module) else loss)
+        signature = inspect.signature(_function_of(loss))
     except (TypeError, ValueError):
+        return not isinstance(loss, types.BuiltinFunctionType | types.MethodDescriptorType)
+    parameters = signature.parameters.values()
+    if any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters):
         return True
-    kinds = [parameter.kind for parameter in signature.parameters.values()]
-    return inspect.Parameter.VAR_POSITIONAL in kinds or sum(kind in _POSITIONAL for kind in kinds) != 1
+    positional = [parameter for parameter in parameters if parameter.kind in _POSITIONAL]
+    return len(positional) > 1 and (positional[1].default is inspect.Parameter.empty or positional[1].name == "row")
+
+
+def _function_of(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """The function whose signature counts: a module's forward, also inside a compiled, parallel or partial one."""
+    if isinstance(loss, functools.partial):
+        return functools.partial(_function_of(loss.func), *loss.args, **loss.keywords)
+    loss = getattr(loss, "_orig_mod", loss)
+    while isinstance(loss, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
+        loss = loss.module
+    return loss.forward if isinstance(loss, torch.nn.Module) else loss
 
 
 def call_loss(

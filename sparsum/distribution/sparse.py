@@ -361,7 +361,8 @@ class SparseDistribution(Distribution):
 
     def __repr__(self) -> str:
         lengths = self._segments.lengths
-        spread = f", {int(lengths.min())} to {int(lengths.max())} per row" if len(lengths) else ""
+        is_known = len(lengths) and not lengths.is_meta
+        spread = f", {int(lengths.min())} to {int(lengths.max())} per row" if is_known else ""
         over = "" if self.structure is None else f"{self.structure!r}, "
         return (
             f"SparseDistribution({over}batch_shape={tuple(self.batch_shape)}, event_shape={tuple(self.event_shape)}, "

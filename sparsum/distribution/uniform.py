@@ -64,14 +64,12 @@ class UniformOver(Distribution):
         self,
         value: Tensor,  # shape: (*sample_shape, *batch_shape, *event_shape)
     ) -> Tensor:
-        """Log-probability of the atoms ``value``, which must be assignments of the structure: (*sample_shape, *batch_shape).
-
-        It equals minus the entropy.
-        """
+        """Log-probability: minus the entropy for assignments, -inf for other values: (*sample_shape, *batch_shape)."""
         value = broadcast_value(value, self.batch_shape, self.event_shape)
         shape = value.shape[: value.ndim - len(self.event_shape)]
         dtype = value.dtype if value.is_floating_point() else torch.get_default_dtype()
-        return torch.full(shape, -self.log_count(), device=value.device, dtype=dtype)
+        is_member = self.structure.contains(value.reshape(-1, *self.event_shape)).reshape(shape)
+        return torch.where(is_member, -self.log_count(), -torch.inf).to(dtype)
 
     def sample(self, sample_shape: int | Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
         """Draw independent samples: (*sample_shape, *batch_shape, *event_shape).

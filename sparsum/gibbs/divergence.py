@@ -106,9 +106,9 @@ def _check_lengths(q: AbstractStructure, p: AbstractStructure) -> None:
     ours, theirs = (getattr(structure, "lengths", None) for structure in (q, p))
     if ours is None and theirs is None:
         return
-    full = torch.tensor(q.score_shape[0])  # the length of all examples if lengths is None
-    is_different = (full if ours is None else ours) != (full if theirs is None else theirs)
-    if bool(is_different.any()):
+    full = q.score_shape[0]  # the length of all examples if lengths is None
+    is_same = (theirs == full) if ours is None else (ours == (full if theirs is None else theirs))
+    if not bool(is_same.all()):
         raise ValueError("both distributions must have the same lengths, got structures with different lengths")
 
 

@@ -112,7 +112,9 @@ class SummedModel(AbstractModel):
     def sample(self, n: int, generator: torch.Generator | None) -> Tensor:
         """Sample by the ``sample`` method of the structure."""
         with torch.no_grad():
-            return self.bound.structure.sample(self.choices.map(Tensor.detach).scores, n, generator)
+            choices = self.choices.map(lambda tensor: infinite(tensor.detach()))
+            atoms = self.bound.structure.sample(choices.scores, n, generator)
+        return atoms.to(self.bound.dtype) if atoms.is_floating_point() else atoms
 
     def mean(self) -> Scores:
         """Derivative of the log-partition function, 0 for padding."""

@@ -16,6 +16,7 @@ from sparsum.solvers.loop import run, run_again
 from sparsum.solvers.polish import Found
 from sparsum.solvers.quadratic import Padded, Quadratic, unpack
 from sparsum.structures import BoundScores
+from sparsum.structures.scores import check_vectors
 
 #: The largest number of polishing rounds; rows whose certificate fails return to the loop.
 _ROUNDS = 4
@@ -171,6 +172,7 @@ def _best_atoms(problem: Quadratic, rows: BoundScores) -> tuple[Quadratic, Tenso
     if not is_any_forbidden:
         problem = dataclasses.replace(problem, is_forbidden=None)
     best = problem.best(rows.flat)
+    check_vectors(rows.structure, rows.structure.vectors(best), rows.flat.shape[-1])
     if problem.is_forbidden is not None:
         allows_nothing = ((problem.vectors(best) != 0) & problem.is_forbidden).any(-1)
         if bool(allows_nothing.any()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
@@ -87,7 +88,7 @@ class AbstractStructure(ABC):
 
     A subclass that changes the assignments by overriding `argmax`, `topk`, `kbest`, `vectors`, `score` or `log_count` does
     not inherit the optional methods of its parent, because they describe the parent's assignments. It must define them
-    again.
+    again. With another `argmax`, `topk` is that of `AbstractStructure` unless it is defined as well.
 
     Batches: `argmax` and `topk` take scores of shape (*batch, *score_shape). The other methods take *rows*, a single
     flattened batch dimension, and packed atoms of shape (n_atoms, *event_shape) with the row of each atom.
@@ -99,15 +100,18 @@ class AbstractStructure(ABC):
     has_free_choices: bool = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Reset inherited optional methods that describe a parent's assignments, if this class changes them."""
+        """Reset what is inherited from a structure with other assignments, and describes these."""
         super().__init_subclass__(**kwargs)
-        if not any(name in vars(cls) for name in _MEANING):
+        parents = [kind for kind in cls.__mro__[1:] if issubclass(kind, AbstractStructure) and not inspect.isabstract(kind)]
+        if not parents:
             return
-        for names in _OPTIONAL:
-            if not any(name in vars(cls) for name in names):
-                for name in names:
-                    if getattr(cls, name) is not getattr(AbstractStructure, name):
-                        setattr(cls, name, vars(AbstractStructure)[name])
+
+        def is_inherited(name: str) -> bool:
+            return getattr(cls, name, None) is getattr(parents[0], name, None)
+
+        changed = [name for name in _FOLLOWERS if not is_inherited(name)]
+        for name in {follower for each in changed for follower in _FOLLOWERS[each] if is_inherited(follower)}:
+            setattr(cls, name, vars(AbstractStructure)[name])
 
     @property
     def score_shape(self) -> tuple[int, ...]:
@@ -164,7 +168,12 @@ class AbstractStructure(ABC):
         atoms = self.topk(scores, k)
         n_rows, n_best = atoms.shape[:2]
         row = torch.arange(n_rows, device=atoms.device).repeat_interleave(n_best, output_size=n_rows * n_best)
-        is_allowed = (self.score(scores, atoms.flatten(0, 1), row) > -torch.inf).reshape(n_rows, n_best)
+        # Sums in float64 of scores that are finite stay finite.
+        wide = [
+            torch.where(part == -torch.inf, part, part.clamp_min(_LOWEST)) for part in map(Tensor.double, as_tuple(scores))
+        ]
+        values = self.score(tuple(wide) if isinstance(scores, tuple) else wide[0], atoms.flatten(0, 1), row)
+        is_allowed = (values > -torch.inf).reshape(n_rows, n_best)
         is_equal = (atoms[:, 1:] == atoms[:, :-1]).reshape(n_rows, n_best - 1, math.prod(atoms.shape[2:])).all(-1)
         return atoms, torch.cat([is_allowed[:, :1], is_allowed[:, 1:] & ~is_equal], 1)
 
@@ -272,7 +281,10 @@ class AbstractStructure(ABC):
         self,
         atoms: Tensor,  # shape: (n, *event_shape), one for each row of the structure
     ) -> Tensor:
-        """Optional: whether atoms are assignments, allowed or forbidden: (n,). By default always True."""
+        """Optional: whether atoms are assignments, allowed or forbidden: (n,). By default always True.
+
+        Required beside `log_partition`; for a chain, choices that are not an assignment have a score of -inf.
+        """
         return torch.ones(len(atoms), dtype=torch.bool, device=atoms.device)
 
     def potentials(
@@ -322,7 +334,9 @@ class AbstractStructure(ABC):
     ) -> Tensor:
         r"""Optional: :math:`\log \sum_z \exp(a_z^\top t)` of each row, twice differentiable; -inf if all z are forbidden.
 
-        Scores are in float64. With ``group_size``, the exponentials of each group sum to 1, which avoids overflow.
+        `sparsum.Gibbs` calls it with float64 scores. If ``group_size`` is defined, it has subtracted the logsumexp of each
+        group before, so that nothing overflows. Define `contains` as well: values that are not assignments would otherwise
+        have a probability.
         """
         raise NotImplementedError(f"{self!r} cannot be summed over: it does not define log_partition")
 
@@ -355,15 +369,32 @@ class AbstractStructure(ABC):
         return self.is_chain or (is_summed and kind.sample is not AbstractStructure.sample)
 
 
-#: Methods that determine the assignments of a structure and their scores.
-_MEANING = ("argmax", "topk", "kbest", "vectors", "score", "log_count")
-#: Groups of optional methods; a subclass that changes the assignments only keeps the groups in which it defines a method.
+# Sums of many such scores do not overflow.
+_LOWEST = -1e290
+#: Describes the assignments, and must be defined again by a subclass that changes these.
 _OPTIONAL = (
-    ("potentials", "choices_to_atoms", "atoms_to_choices", "choice_marginals", "has_free_choices"),
-    ("log_partition", "sample"),
-    ("bit_counts",),
-    ("contains",),
+    "potentials",
+    "choices_to_atoms",
+    "atoms_to_choices",
+    "choice_marginals",
+    "has_free_choices",
+    "log_partition",
+    "sample",
+    "bit_counts",
+    "contains",
 )
+#: What determines the assignments of a structure and their scores, and what is reset if a subclass overrides it. The last
+#: two are those of `AbstractSized`.
+_FOLLOWERS = {
+    "argmax": ("topk", "kbest", "log_count", *_OPTIONAL),
+    "topk": ("kbest", *_OPTIONAL),
+    "kbest": _OPTIONAL,
+    "vectors": ("score", "marginals", "is_fixed_size", "group_size", *_OPTIONAL),
+    "score": _OPTIONAL,
+    "log_count": _OPTIONAL,
+    "_best": _OPTIONAL,
+    "_best_k": _OPTIONAL,
+}
 
 
 def adjoint(function: Any, scores: Scores, cotangents: Potentials) -> Scores:

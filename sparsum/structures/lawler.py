@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsum.arguments import check_int
-from sparsum.structures.scores import BoundScores, flatten
+from sparsum.structures.scores import BoundScores, check_vectors, flatten
 
 
 def kbest(bound: BoundScores, k: int) -> Tensor:
@@ -66,6 +66,10 @@ def kbest(bound: BoundScores, k: int) -> Tensor:
     return atoms.to(bound.dtype) if atoms.dtype == torch.float64 else atoms
 
 
+#: Scores below minus this are very low.
+_LOW = 1e15
+
+
 @dataclass(frozen=True)
 class _Nodes:
     """Sets of assignments, defined by forced and forbidden parts, each with its best assignment."""
@@ -95,6 +99,7 @@ class _Search:
         """Create the search over bound scores."""
         flat = bound.flat.detach().double()
         is_forbidden = flat == -torch.inf
+        flat = _compressed(flat)
         flat = torch.where(is_forbidden, -_margin(torch.where(is_forbidden, 0.0, flat)), flat)
         return cls(bound, flat, _margin(flat))
 
@@ -114,7 +119,9 @@ class _Search:
             tilted = torch.where(is_rival, -torch.inf, flat)
         nodes = self.bound.select(row).with_flat(torch.where(is_forbidden, -torch.inf, tilted))
         atoms = nodes.argmax()
-        is_used = flatten(nodes.structure.vectors(atoms)) != 0
+        vectors = nodes.structure.vectors(atoms)
+        check_vectors(nodes.structure, vectors, flat.shape[-1])
+        is_used = flatten(vectors) != 0
         value = torch.where(is_used, flat, 0.0).sum(-1)
         # The argmax over an empty set violates the conditions of the set. A row with a NaN does not have a best assignment.
         is_empty = torch.where(is_used, is_forbidden, is_forced).any(-1) | value.isnan()
@@ -126,6 +133,15 @@ class _Search:
         vectors = flatten(structure.vectors(atoms))
         if not bool(((vectors == 0) | (vectors == 1)).all()):
             raise ValueError(f"{structure!r} has vectors with entries other than 0 and 1: define its topk(scores, k)")
+
+
+def _compressed(flat: Tensor) -> Tensor:
+    """Scores that are very low beside others, brought nearer in their order: next to them, sums would lose all digits."""
+    is_low = flat < -_LOW
+    rest = torch.where(flat.abs() < _LOW, flat, 0.0)
+    is_beside = (flat.abs() < _LOW).any(-1, keepdim=True)
+    nearer = -_margin(rest) * (1 + (-flat / _LOW).clamp(1.0, torch.finfo(flat.dtype).max).log10())
+    return torch.where(is_low & is_beside & (flat > -torch.inf), nearer, flat)
 
 
 def _margin(flat: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 import torch
 from torch import Tensor
 
-from sparsum.arguments import check_number
 from sparsum.segments import Packed
+from sparsum.simplex.arguments import divide_by_temperature
 
 if TYPE_CHECKING:
     from sparsum.structures.abstract import AbstractStructure
@@ -180,6 +180,16 @@ def unflatten(
     return tensors if isinstance(like, tuple) else tensors[0]
 
 
+def check_vectors(structure: AbstractStructure, vectors: Scores, n_parts: int) -> None:
+    """Raise a ValueError unless the flattened vectors of a structure have the number of parts of its scores."""
+    n_seen = flatten(vectors).shape[-1] if as_tuple(vectors)[0].ndim > 1 else 1
+    if n_seen != n_parts:
+        raise ValueError(
+            f"vectors of {structure!r} must have {n_parts} entries, one for each score, got {n_seen}; define vectors(atoms) "
+            "if an atom is not its own vector"
+        )
+
+
 def masked(scores: Scores, mask: Scores) -> Scores:
     """Set scores to -inf where the mask is False; if scores are a tuple, entries of the mask may be None or missing."""
     tensors, masks = as_tuple(scores), as_tuple(mask)
@@ -189,6 +199,9 @@ def masked(scores: Scores, mask: Scores) -> Scores:
     for i, (tensor, part) in enumerate(zip(tensors, masks, strict=False)):
         if part is not None:
             results[i] = _masked(tensor, part)
+            # Transitions may gain the dimensions of the batch, which they need not have.
+            if i == 0 and results[i].shape != tensor.shape:
+                raise ValueError(_mask_message(tensor, part))
     return tuple(results) if isinstance(scores, tuple) else results[0]
 
 
@@ -199,18 +212,22 @@ def _masked(tensor: Tensor, mask: Tensor) -> Tensor:
     try:
         return torch.where(mask, tensor, -torch.inf)
     except RuntimeError:
-        seen = f"got {tuple(mask.shape)}"
-        raise ValueError(f"mask must broadcast to the shape of scores, {tuple(tensor.shape)}, {seen}") from None
+        raise ValueError(_mask_message(tensor, mask)) from None
+
+
+def _mask_message(tensor: Tensor, mask: Tensor) -> str:
+    return f"mask must broadcast to the shape of scores, {tuple(tensor.shape)}, got {tuple(mask.shape)}"
 
 
 def divided(bound: BoundScores, temperature: float | Tensor) -> BoundScores:
-    """Divide the scores by a temperature: a positive number, or a tensor that broadcasts to the batch shape."""
-    if not isinstance(temperature, Tensor):
-        check_number("temperature", temperature, above=0.0)
-        return bound.map(lambda tensor: tensor / temperature)
-    try:
-        per_row = temperature.expand(bound.batch_shape).reshape(bound.n_rows)
-    except RuntimeError:
-        seen = f"got {tuple(temperature.shape)}"
-        raise ValueError(f"temperature must broadcast to the batch shape, {tuple(bound.batch_shape)}, {seen}") from None
-    return bound.map(lambda tensor: tensor / per_row.reshape(-1, *[1] * (tensor.ndim - 1)).to(tensor.dtype))
+    """Divide the scores by a temperature: a positive number, or a tensor that broadcasts to the batch.
+
+    Half-precision scores become float32, since their quotients may overflow.
+    """
+    if isinstance(temperature, Tensor):
+        try:
+            temperature = temperature.expand(bound.batch_shape).reshape(bound.n_rows)
+        except RuntimeError:
+            seen = f"got {tuple(temperature.shape)}"
+            raise ValueError(f"temperature must broadcast to the batch shape, {tuple(bound.batch_shape)}, {seen}") from None
+    return bound.map(lambda tensor: divide_by_temperature(tensor.flatten(1), temperature, -1).view(tensor.shape))

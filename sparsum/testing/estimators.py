@@ -21,10 +21,17 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 #: The number of features of the context that `check_estimator` passes.
 CONTEXT_SIZE = 2
+#: Returns the context of a batch of a given shape.
+Context = Callable[[Sequence[int]], Tensor]
 
 #: The largest deviation of a mean, in standard errors; a single number exceeds it by chance once in a million.
 _LIMIT = 5.0
 _N_WARM = 20
+
+
+def _same_floats(shape: Sequence[int]) -> Tensor:
+    """The same features for every element: (*shape, CONTEXT_SIZE)."""
+    return torch.linspace(-1, 1, CONTEXT_SIZE, device="cpu").expand(*shape, CONTEXT_SIZE)
 
 
 @dataclass(frozen=True)
@@ -35,9 +42,10 @@ class _Toy:
     flat: Tensor  # shape: (n_parts,)
     form: Scores  # scores of one row
     weights: Tensor  # shape: (3, n_parts)
+    context: Context
 
     @classmethod
-    def draw(cls, structure: AbstractStructure, generator: torch.Generator, device: torch.device) -> _Toy:
+    def draw(cls, structure: AbstractStructure, generator: torch.Generator, device: torch.device, context: Context) -> _Toy:
         form: Scores = torch.zeros(1, *structure.score_shape, dtype=torch.float64, device=device)
         if isinstance(structure, Tags):
             form = (form, form.new_zeros(1, structure.length - 1, structure.n_tags, structure.n_tags))
@@ -48,6 +56,7 @@ class _Toy:
             torch.randn(flat.shape, dtype=torch.float64, generator=generator).to(device),
             form,
             torch.randn(3, n_first, dtype=torch.float64, generator=generator).to(device),
+            context,
         )
 
     def leaves(self, n: int) -> tuple[Tensor, Tensor]:
@@ -86,6 +95,7 @@ def check_estimator(
     draws: int = 20_000,
     seed: int = 0,
     device: str | torch.device = "cpu",
+    context: Context | None = None,
 ) -> Report:
     """Check an estimator on small problems against the sum over all assignments.
 
@@ -115,6 +125,8 @@ def check_estimator(
         draws: the number of draws to average.
         seed: the seed of the problems and draws.
         device: the device of the scores, to which the estimator is moved.
+        context: called with the shape of a batch, returns its context, (*batch, *features); for estimators that read
+            something other than `CONTEXT_SIZE` floats, for example the index of each example.
 
     Returns:
         The number of checks of each kind.
@@ -126,7 +138,7 @@ def check_estimator(
     report, generator = Report(), torch.Generator().manual_seed(seed)
     shows_bias = []
     for structure in structures:
-        toy = _Toy.draw(structure, generator, torch.device(device))
+        toy = _Toy.draw(structure, generator, torch.device(device), _same_floats if context is None else context)
         made = copy.deepcopy(estimator) if isinstance(estimator, AbstractEstimator) else estimator(structure)
         made.to(device).train()
         if not made.needs.is_met(structure):
@@ -149,7 +161,7 @@ def _run(
 ) -> Estimate:
     """Call the estimator once for all rows of ``flat``."""
     shape = [len(flat)] if shape is None else shape
-    context = torch.linspace(-1, 1, CONTEXT_SIZE, device=flat.device).expand(*shape, CONTEXT_SIZE)
+    context = toy.context(shape).to(flat.device)
     generator = torch.Generator(flat.device).manual_seed(seed)
     return made(toy.scores(flat, shape), toy.structure, loss, context=context, generator=generator)
 
@@ -290,7 +302,7 @@ def _is_random(made: AbstractEstimator, toy: _Toy, seed: int) -> bool:
     flat, weights = toy.leaves(1)
     generator = torch.Generator(flat.device).manual_seed(seed)
     before = generator.get_state()
-    context = torch.zeros(1, CONTEXT_SIZE, device=flat.device)
+    context = toy.context([1]).to(flat.device)
     made(toy.scores(flat), toy.structure, toy.loss(weights), context=context, generator=generator)
     return not torch.equal(before, generator.get_state())
 

@@ -115,7 +115,7 @@ def check_structure(
 
 def _normal_scores(structure: AbstractStructure) -> RandomScores:
     shape = structure.score_shape
-    return lambda generator, n: torch.randn(n, *shape, dtype=torch.float64, generator=generator)
+    return lambda generator, n: torch.randn(n, *shape, dtype=torch.float64, generator=generator, device="cpu")
 
 
 def _in_double(draw: RandomScores) -> RandomScores:
@@ -182,12 +182,34 @@ def _check_declared(report: Report, case: _Case) -> None:
         report.check("group_size", bool(is_right.all()), message)
     is_member = structure.contains(atoms)
     report.check("contains", bool(is_member.all()), f"contains returns False for the assignments {shown(atoms[~is_member])}")
+    if structure.has_partition and not structure.is_chain:
+        is_defined = type(structure).contains is not AbstractStructure.contains
+        report.check("contains", is_defined, "a structure that defines log_partition must define contains")
+    if type(structure).contains is not AbstractStructure.contains:
+        others = _others(case)
+        is_wrong = structure.contains(others)
+        message = f"contains accepts atoms that are not assignments: {shown(others[is_wrong])}"
+        report.check("contains", not bool(is_wrong.any()), message)
     counts = structure.bit_counts()
     if counts is not None:
         size = vectors.sum(-1)
         is_right = is_binary & ((size == counts.most) if counts.is_exact else (size <= counts.most))
         message = f"{counts} does not hold for the atoms {shown(atoms[~is_right])}"
         report.check("bit_counts", bool(is_right.all()), message)
+
+
+def _others(case: _Case) -> Tensor:
+    """Atoms that are not assignments: with one entry taken from another atom, or raised by a number."""
+    atoms = case.atoms.unsqueeze(-1) if case.atoms.ndim == 1 else case.atoms.flatten(1)
+    found = []
+    for position in range(atoms.shape[1]):
+        for shift in range(1, 4):
+            for values in (atoms.roll(shift, 0)[:, position], atoms[:, position] + shift * atoms.amax().clamp_min(1)):
+                changed = atoms.clone()
+                changed[:, position] = values
+                found.append(changed)
+    candidates = torch.cat(found).reshape(-1, *case.atoms.shape[1:])
+    return candidates[case.index(candidates) < 0]
 
 
 def _transform(kind: str, scores: Scores, case: _Case, generator: torch.Generator) -> Scores:
@@ -294,7 +316,8 @@ def _check_topk_sparsemax(report: Report, case: _Case, scores: Scores) -> None:
         for row in range(_N_ROWS):
             is_right = not q.is_exact[row] or _close(dense[row], full[row])
             report.check("topk_sparsemax", bool(is_right), f"row {row}, k={k}: is_exact is True, but the result differs")
-        is_all = k < len(case.atoms) or bool(q.is_exact.all())
+        is_countable = math.isfinite(case.structure.log_count())
+        is_all = k < len(case.atoms) or not is_countable or bool(q.is_exact.all())
         report.check("topk_sparsemax", is_all, f"k={k} covers all assignments, but is_exact is {q.is_exact}")
 
 

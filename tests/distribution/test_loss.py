@@ -71,7 +71,6 @@ BOTH: dict[str, Callable[..., Any]] = {
     "default": with_default,
     "any": of_any,
     "compiled module": torch.compile(OfBoth(), backend="eager"),
-    "builtin": torch.add,  # whose signature cannot be read
 }
 
 
@@ -207,3 +206,22 @@ def test_numbers() -> None:
     ):
         with pytest.raises(error, match=message):
             call_for_numbers("log_joint", loss, z, row, 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda z, scale=1.0: z * scale,
+        functools.partial(torch.nn.Linear(1, 1)),
+        torch.nn.DataParallel(torch.nn.Linear(1, 1)),
+        torch.exp,
+        torch.Tensor.double,
+        torch.nn.functional.softplus,
+    ],
+)
+def test_optional_arguments_are_not_rows(loss: Any) -> None:
+    assert not takes_row(loss)
+
+
+def test_an_optional_row_is_a_row() -> None:
+    assert takes_row(lambda z, row=None: z)

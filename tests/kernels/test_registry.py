@@ -40,7 +40,7 @@ def registering_modules() -> list[str]:
         assert spec.origin is not None
         root = Path(spec.origin).parent
         for file in sorted(root.rglob("*.py")):
-            if "@kernels.operation(" in file.read_text():
+            if "kernels.operation(" in file.read_text():
                 found.append(".".join([package, *file.relative_to(root).with_suffix("").parts]))
     return found
 

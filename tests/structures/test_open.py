@@ -155,7 +155,7 @@ def test_a_fixed_size_needs_fewer_calls_of_argmax() -> None:
     [
         ({"is_fixed_size": True}, r"is_fixed_size: vectors are not 0/1 with \d ones for the atoms \[\["),
         ({"group_size": property(lambda self: 3)}, r"group_size: not exactly one part of each group of 3 for the atoms"),
-        ({"contains": lambda self, atoms: atoms.sum(-1) == 0}, r"contains denies the assignments \[\["),
+        ({"contains": lambda self, atoms: atoms.sum(-1) == 0}, r"contains returns False for the assignments \[\["),
         (
             {"bit_counts": lambda self: sp.structures.BitCounts(0)},
             r"bit_counts: BitCounts.* does not hold for the atoms \[\[",
@@ -172,6 +172,157 @@ def test_what_is_declared_wrongly_is_reported_with_the_atoms(change: dict[str, o
     wrong = type("Wrong", (sp.Bits,), change)(3)
     with pytest.raises(AssertionError, match=message):
         sp.testing.check_structure(wrong, members=members)
+
+
+def test_a_subclass_loses_each_method_that_it_does_not_define() -> None:
+    class Stars(sp.Tree):
+        def argmax(self, scores: Tensor) -> Tensor:
+            return torch.arange(self.n).expand(*scores.shape[:-2], self.n)
+
+        def log_partition(self, scores: Tensor) -> Tensor:
+            return scores.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+    assert not Stars(3).has_partition  # the sampler of its parent has other assignments
+
+
+def test_what_samplers_see_is_what_partition_functions_see() -> None:
+    seen = []
+
+    class Spy(sp.Tree):
+        def log_partition(self, scores: Tensor) -> Tensor:
+            seen.append(scores.isneginf().sum().item())
+            return super().log_partition(scores)
+
+        def sample(self, scores: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
+            seen.append(scores.isneginf().sum().item())
+            return super().sample(scores, n, generator)
+
+    sp.Gibbs(
+        torch.zeros(1, 2, 2).index_put((torch.tensor(0), torch.tensor(0), torch.tensor(1)), torch.tensor(-torch.inf)), Spy(2)
+    ).sample()
+    assert seen == [1, 1]
+
+
+def test_contains_is_checked_for_what_is_not_an_assignment() -> None:
+    class Lax(sp.Matching):
+        def contains(self, atoms: Tensor) -> Tensor:
+            return torch.ones(len(atoms), dtype=torch.bool)
+
+    with pytest.raises(AssertionError, match=r"contains accepts atoms that are not assignments: \[\["):
+        sp.testing.check_structure(Lax(3))
+    assert sp.UniformOver(sp.Matching(2)).log_prob(torch.tensor([[0, 0], [1, 0]])).tolist() == [
+        -math.inf,
+        pytest.approx(-math.log(2)),
+    ]
+
+
+def test_forgotten_vectors_are_named() -> None:
+    @dataclass(frozen=True)
+    class Forgotten(sp.AbstractStructure):
+        score_shape = (2, 2)
+
+        def argmax(self, scores: Tensor) -> Tensor:
+            return scores.argmax(-1)
+
+    for call in (lambda s: sp.sparsemap(torch.randn(1, 2, 2), s), lambda s: sp.topk_sparsemax(torch.randn(1, 2, 2), s, 2)):
+        with pytest.raises(ValueError, match=r"must have 4 entries, one for each score, got 2; define vectors\(atoms\)"):
+            call(Forgotten())
+
+
+def test_another_argmax_brings_another_search() -> None:
+    class Even(sp.Bits):
+        def argmax(self, scores: Tensor) -> Tensor:
+            best = super().argmax(scores)
+            worst = scores.abs().argmin(-1, keepdim=True)
+            flipped = best.scatter(-1, worst, 1 - best.gather(-1, worst))
+            return torch.where(best.sum(-1, keepdim=True) % 2 == 0, best, flipped)
+
+    class Mixin:
+        argmax = Even.argmax
+
+    class Mixed(Mixin, sp.Bits):
+        pass
+
+    class Weighted(sp.OneOf):
+        def vectors(self, atoms: Tensor) -> Tensor:
+            return 2 * super().vectors(atoms)
+
+    assert math.isinf(Even(3).log_count())
+    assert not Mixed(3).has_partition
+    assert Mixed(3).bit_counts() is None
+    assert not Weighted(3).is_fixed_size
+    assert Weighted(3).group_size is None
+    q = sp.topk_sparsemax(torch.zeros(1, 3), sp.Bits(3), 3)
+    assert q.is_exact.tolist() == [False]
+
+
+@dataclass(frozen=True)
+class FewBits(sp.AbstractStructure):
+    """At most two of n bits, by brute force: nothing but an argmax."""
+
+    n: int
+
+    def members(self) -> Tensor:
+        every = torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=torch.float64)] * self.n)
+        return every[every.sum(-1) <= 2]
+
+    def argmax(self, scores: Tensor) -> Tensor:
+        members = self.members()
+        return members[torch.where(members > 0, scores.unsqueeze(-2), 0.0).sum(-1).argmax(-1)].to(scores.dtype)
+
+
+@pytest.mark.parametrize("low", [-1e9, -1e15, -1e30, -1e300])
+def test_the_search_takes_very_low_scores(low: float) -> None:
+    structure, scores = FewBits(4), torch.tensor([[low, 0.2, 0.7, 0.4]], dtype=torch.float64)
+    values = (structure.members() * scores).sum(-1)
+    best = structure.topk(scores, 7)[0]
+    torch.testing.assert_close((best * scores).sum(-1), values.sort(descending=True).values[:7])
+
+
+def test_half_precision_does_not_forbid() -> None:
+    q = sp.topk_sparsemax(torch.full((1, 7, 2), -1e4).half(), sp.Groups(7, 2), 2)
+    assert len(q.atoms) == 2
+    scores = torch.zeros(1, 7, 2)
+    scores[..., 1] = -1e4
+    assert se.topk_bound(scores.half(), sp.Groups(7, 2), lambda z: z.float().sum(-1), 128).calls.tolist() == [128]
+
+
+def test_samples_are_in_the_dtype_of_the_scores() -> None:
+    @dataclass(frozen=True)
+    class Coins(FewBits):
+        def log_partition(self, scores: Tensor) -> Tensor:
+            return (scores @ self.members().T).logsumexp(-1)
+
+        def sample(self, scores: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
+            probs = (scores @ self.members().T).softmax(-1)
+            return self.members()[torch.multinomial(probs, n, replacement=True, generator=generator).T]
+
+    assert sp.Gibbs(torch.zeros(2, 3), Coins(3)).sample().dtype == torch.float32
+
+
+def test_samples_of_fractions_are_told_apart() -> None:
+    vectors = torch.tensor([[0.25, 0.0], [0.5, 0.0], [0.0, 0.75], [0.0, 0.5], [0.1, 0.1], [0.2, 0.2], [0.3, 0.3]])
+
+    @dataclass(frozen=True)
+    class Fractions(sp.AbstractStructure):
+        score_shape = (2,)
+
+        def argmax(self, scores: Tensor) -> Tensor:
+            return vectors[(scores @ vectors.T).argmax(-1)].to(scores.dtype)
+
+        def log_partition(self, scores: Tensor) -> Tensor:
+            return (scores @ vectors.double().T).logsumexp(-1)
+
+        def sample(self, scores: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
+            probs = (scores @ vectors.double().T).softmax(-1)
+            return vectors[torch.multinomial(probs, n, replacement=True, generator=generator).T]
+
+    def joint(z: Tensor) -> Tensor:
+        return z.sum(-1)
+
+    rows, generator = torch.zeros(4000, 2), torch.Generator().manual_seed(0)
+    found = se.distinct_bound(rows, Fractions(), joint, k=3, generator=generator)
+    assert found.value.exp().mean().item() == pytest.approx(joint(vectors).exp().sum().item(), rel=0.02)
 
 
 def test_lengths_may_be_lists() -> None:

@@ -61,6 +61,20 @@ def test_a_temperature_has_a_gradient() -> None:
     assert torch.autograd.gradcheck(lambda t: sp.sparsemap(SCORES, sp.Bits(4), temperature=t).entropy(), temperature)
 
 
+@pytest.mark.parametrize("structure", [sp.OneOf(4), sp.Bits(4)], ids=repr)
+def test_a_temperature_has_a_gradient_beside_forbidden_parts(structure: sp.AbstractStructure) -> None:
+    temperature = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda t: sp.Gibbs(SCORES, structure, mask=MASK, temperature=t).entropy(), temperature)
+    lengths = sp.Sequence(3, 4, lengths=[3, 1])
+    assert torch.autograd.gradcheck(lambda t: sp.Gibbs(SCORES, lengths, temperature=t).entropy(), temperature)
+
+
+def test_half_precision_is_divided_in_single() -> None:
+    scores = torch.tensor([[300.0, 299.0]]).half()
+    assert sp.sparsemap(scores, sp.OneOf(2), temperature=4e-3).probs.tolist() == [1.0]
+    assert sp.Gibbs(scores, sp.Bits(2), temperature=4e-3).mean.tolist() == [[1.0, 1.0]]
+
+
 def test_masks_of_pairs_and_of_padding() -> None:
     unary, transition = torch.randn(3, 4, 2), torch.randn(3, 2, 2)
     structure, allowed = sp.Sequence(4, 2), torch.tensor([[True, False], [True, True]])
@@ -82,8 +96,11 @@ def test_masks_of_pairs_and_of_padding() -> None:
         ({"mask": torch.ones(4)}, TypeError, "mask must be a tensor of dtype torch.bool, .* got torch.float32"),
         ({"mask": torch.ones(5) > 0}, ValueError, r"mask must broadcast to the shape of scores, \(2, 3, 4\), got \(5,\)"),
         ({"mask": (MASK, MASK)}, ValueError, "at most as many tensors as scores, 1, got 2"),
-        ({"temperature": 0.0}, ValueError, "temperature must be finite and larger than 0"),
-        ({"temperature": "1"}, TypeError, "temperature must be a number, got str"),
+        ({"mask": torch.ones(5, 2, 3, 4) > 0}, ValueError, r"mask must broadcast to the shape of scores, \(2, 3, 4\)"),
+        ({"temperature": 0.0}, ValueError, "temperature must be a positive finite number, got 0.0"),
+        ({"temperature": torch.tensor(-1.0)}, ValueError, "temperature must be positive and finite everywhere"),
+        ({"temperature": torch.tensor(1)}, TypeError, "temperature must have a floating-point dtype, got torch.int64"),
+        ({"temperature": "1"}, TypeError, "temperature must be a number or a tensor, got str"),
         ({"temperature": torch.ones(4)}, ValueError, r"temperature must broadcast to the batch shape, \(2, 3\), got \(4,\)"),
     ],
 )

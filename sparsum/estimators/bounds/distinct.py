@@ -116,7 +116,7 @@ def _first_different(q: Gibbs, k: int, generator: torch.Generator | None) -> tup
     drawn = q.model.sample(n, generator).transpose(0, 1)
     like = torch.empty((), dtype=torch.float64, device=drawn.device)
     time = exponential(drawn.shape[:2], like, generator).cumsum(-1)
-    is_new = is_first(drawn)
+    is_new = is_first(drawn, is_whole=not drawn.is_floating_point() or q.structure.bit_counts() is not None)
     is_over = is_new & (is_new.cumsum(-1) > k)
     until = torch.where(is_over, time, torch.inf).amin(-1).clamp_max(latest)
     return drawn, is_new & (time < until.unsqueeze(-1)), until.log()
@@ -124,11 +124,16 @@ def _first_different(q: Gibbs, k: int, generator: torch.Generator | None) -> tup
 
 def is_first(
     atoms: Tensor,  # shape: (n_rows, n, *event_shape)
+    *,
+    is_whole: bool = True,
 ) -> Tensor:
-    """Whether an atom is the first occurrence in its row: (n_rows, n)."""
+    """Whether an atom is the first occurrence in its row: (n_rows, n). Atoms that are bits or integers are whole."""
     flat = atoms.flatten(2) if atoms.ndim > 2 else atoms.unsqueeze(-1)
     # A hash of each atom; two different atoms collide with a probability of at most 2 ** -60.
-    key = (flat.long() * _factors(flat.shape[-1], flat.device)).sum(-1)
+    whole, factors = flat.long(), _factors(2 * flat.shape[-1], flat.device)
+    key = (whole * factors[: flat.shape[-1]]).sum(-1)
+    if not is_whole:
+        key = key + (((flat.double() - whole) * 2**53).long() * factors[flat.shape[-1] :]).sum(-1)
     ordered, source = key.sort(dim=-1, stable=True)
     is_new = torch.ones_like(ordered, dtype=torch.bool)
     is_new[:, 1:] = ordered.diff(dim=-1) != 0
