@@ -103,7 +103,8 @@ def _check_structures(q: AbstractStructure, p: AbstractStructure) -> None:
 
 def _check_lengths(q: AbstractStructure, p: AbstractStructure) -> None:
     """Raise a ValueError unless two equal structures with the same number of rows also have the same lengths."""
-    ours, theirs = (getattr(structure, "lengths", None) for structure in (q, p))
+    ours: Any = getattr(q, "lengths", None)
+    theirs: Any = getattr(p, "lengths", None)
     if ours is None and theirs is None:
         return
     full = q.score_shape[0]  # the length of all examples if lengths is None

@@ -1,11 +1,11 @@
 """Structures: the finite sets of assignments that distributions and sums range over."""
 
 from sparsum.structures.abstract import AbstractStructure as AbstractStructure
-from sparsum.structures.abstract import BitCounts as BitCounts
-from sparsum.structures.abstract import Potentials as Potentials
 from sparsum.structures.bits import Bits as Bits
 from sparsum.structures.bits import Budget as Budget
 from sparsum.structures.bits import Subset as Subset
+from sparsum.structures.declarations import BitCounts as BitCounts
+from sparsum.structures.declarations import Potentials as Potentials
 from sparsum.structures.enumerated import Enumerated as Enumerated
 from sparsum.structures.groups import Groups as Groups
 from sparsum.structures.matching import Matching as Matching

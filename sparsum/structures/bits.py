@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from sparsum.arguments import check_int
-from sparsum.structures.abstract import AbstractStructure, BitCounts, Potentials
+from sparsum.structures.abstract import AbstractStructure
+from sparsum.structures.declarations import BitCounts, Potentials
 from sparsum.structures.kbest import best_bits, best_counted_bits
 
 

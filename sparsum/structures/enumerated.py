@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from sparsum.arguments import check_int
-from sparsum.structures.abstract import AbstractStructure, Potentials
+from sparsum.structures.abstract import AbstractStructure
+from sparsum.structures.declarations import Potentials
 from sparsum.structures.kbest import smallest
 from sparsum.structures.scores import flatten
 from sparsum.tensors import at_least_float32

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from sparsum.arguments import check_int
 from sparsum.segments import Segments
-from sparsum.structures.abstract import AbstractStructure, Potentials
+from sparsum.structures.abstract import AbstractStructure
+from sparsum.structures.declarations import Potentials
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparsum.arguments import check_int
 from sparsum.segments import Segments
-from sparsum.structures.abstract import Potentials
+from sparsum.structures.declarations import Potentials
 from sparsum.structures.scores import BoundScores, Scores, as_tuple
 from sparsum.structures.sized import AbstractSized
 

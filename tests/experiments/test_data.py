@@ -186,6 +186,6 @@ def test_bad_arguments(arguments: dict[str, Any], words: str) -> None:
 
 def test_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(ImportError, match=r"pip install sparsum\[experiments\]"):
+    with pytest.raises(ImportError, match=r"pip install scikit-learn"):
         data.load_images("digits", "")
     assert data.check("digits", "")[0].state == "missing"
