@@ -2,7 +2,7 @@
 
 from sparsum_experiments.sweep.command import best_settings as best_settings
 from sparsum_experiments.sweep.command import sweep_command as sweep_command
-from sparsum_experiments.sweep.estimate import Estimate as Estimate
+from sparsum_experiments.sweep.estimate import RemainingTime as RemainingTime
 from sparsum_experiments.sweep.estimate import estimate_plan as estimate_plan
 from sparsum_experiments.sweep.plan import PlannedRun as PlannedRun
 from sparsum_experiments.sweep.plan import make_plan as make_plan

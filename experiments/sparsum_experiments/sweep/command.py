@@ -17,7 +17,7 @@ from sparsum_experiments.registry import WrongUseError, experiment_class
 from sparsum_experiments.report import RunRecord, Summary, best_by_method, criteria_text, read_run, rich_tables, summarise
 from sparsum_experiments.running import device_of
 from sparsum_experiments.sweep.board import Board
-from sparsum_experiments.sweep.estimate import Estimate, estimate_plan
+from sparsum_experiments.sweep.estimate import RemainingTime, estimate_plan
 from sparsum_experiments.sweep.plan import PlannedRun, check_heeded, make_plan, parse_grid, parse_methods
 from sparsum_experiments.sweep.pool import Entry, Phase, sweep
 from sparsum_experiments.sweep.process import n_threads_of
@@ -104,7 +104,7 @@ def best_settings(plan: Sequence[PlannedRun]) -> list[Summary]:
     return best_by_method(filter(None, found), plan[0].experiment) if plan else []
 
 
-def print_plan(estimates: Sequence[Estimate], jobs: int, console: Console) -> None:
+def print_plan(estimates: Sequence[RemainingTime], jobs: int, console: Console) -> None:
     """A table of what a sweep would do."""
     table = Table(title=f"{len(estimates)} runs", title_justify="left", box=box.SIMPLE_HEAD)
     for name in ("run", "state", "epochs", "time", "known from"):

@@ -36,7 +36,7 @@ _MAX_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Estimate:
+class RemainingTime:
     """How far a run is, and how long it will still take.
 
     Args:
@@ -52,7 +52,7 @@ class Estimate:
     basis: str
 
 
-def estimate_plan(plan: Sequence[PlannedRun], out: pathlib.Path, n_threads: int) -> list[Estimate]:
+def estimate_plan(plan: Sequence[PlannedRun], out: pathlib.Path, n_threads: int) -> list[RemainingTime]:
     """How long each run of a plan will still take.
 
     Args:
@@ -65,7 +65,7 @@ def estimate_plan(plan: Sequence[PlannedRun], out: pathlib.Path, n_threads: int)
     for run in plan:
         state = state_of(run)
         if state is State.FINISHED:
-            estimates.append(Estimate(run, state, 0.0, ""))
+            estimates.append(RemainingTime(run, state, 0.0, ""))
             continue
         args = run.args
         work = _work(run.experiment, dataclasses.asdict(args))
@@ -73,7 +73,7 @@ def estimate_plan(plan: Sequence[PlannedRun], out: pathlib.Path, n_threads: int)
             known[work] = _measured(run.experiment, args, n_threads)
         per_epoch, basis = known[work]
         n_left = max(args.epochs - n_epochs_done(run), 0)
-        estimates.append(Estimate(run, state, None if per_epoch is None else per_epoch * n_left, basis))
+        estimates.append(RemainingTime(run, state, None if per_epoch is None else per_epoch * n_left, basis))
     return estimates
 
 
