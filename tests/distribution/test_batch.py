@@ -339,3 +339,7 @@ def test_padding_changes_nothing(name: str, is_within: bool) -> None:
         ours, theirs = (torch.autograd.grad(measure(q).square().sum(), t, retain_graph=True)[0] for q in (used, plain))
         torch.testing.assert_close(ours, theirs)
     assert torch.equal(used.is_exact, plain.is_exact)
+
+
+def test_a_distribution_on_the_meta_device_has_a_text() -> None:
+    assert "device='meta'" in repr(sp.SparseDistribution.from_dense(torch.tensor([[0.5, 0.5]])).to("meta"))

@@ -230,3 +230,22 @@ def test_what_does_not_fit_is_named() -> None:
     for peer in (Independent(Normal(torch.zeros(4), 1.0), 1), Independent(Bernoulli(logits=torch.zeros(2, 2)), 2)):
         with pytest.raises(NotImplementedError, match="no KL divergence is implemented"):
             kl_divergence(tree if peer.event_shape == (2, 2) else bits, peer)
+
+
+def test_only_bits_have_a_divergence_to_independent_bernoullis() -> None:
+    prior = torch.distributions.Independent(torch.distributions.Bernoulli(logits=torch.zeros(2)), 1)
+    for structure in (sp.Groups(2, 4), sp.Sequence(2, 4)):
+        q = sp.sparsemap(torch.zeros(1, 2, 4), structure)
+        with pytest.raises(NotImplementedError, match="no KL divergence is implemented"):
+            torch.distributions.kl_divergence(q, prior)
+
+
+def test_lengths_are_compared_on_their_device() -> None:
+    scores = torch.zeros(2, 3, 2)
+    full, short = sp.Sequence(3, 2, lengths=[3, 3]), sp.Sequence(3, 2, lengths=[3, 1])
+    with torch.device("meta"):
+        q, p = sp.Gibbs(scores, sp.Sequence(3, 2)), sp.Gibbs(scores, full)
+        for one, other in ((q, p), (p, q)):
+            assert torch.distributions.kl_divergence(one, other).tolist() == [0.0, 0.0]
+        with pytest.raises(ValueError, match="must have the same lengths"):
+            torch.distributions.kl_divergence(q, sp.Gibbs(scores, short))

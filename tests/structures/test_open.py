@@ -229,16 +229,20 @@ def test_forgotten_vectors_are_named() -> None:
             call(Forgotten())
 
 
+def even_argmax(_structure: sp.AbstractStructure, scores: Tensor) -> Tensor:
+    """The best bits of which an even number is 1: the positive ones, the least important of them flipped if need be."""
+    best = (scores > 0).to(scores.dtype)
+    least = scores.abs().argmin(-1, keepdim=True)
+    flipped = best.scatter(-1, least, 1 - best.gather(-1, least))
+    return torch.where(best.sum(-1, keepdim=True) % 2 == 0, best, flipped)
+
+
 def test_another_argmax_brings_another_search() -> None:
     class Even(sp.Bits):
-        def argmax(self, scores: Tensor) -> Tensor:
-            best = super().argmax(scores)
-            worst = scores.abs().argmin(-1, keepdim=True)
-            flipped = best.scatter(-1, worst, 1 - best.gather(-1, worst))
-            return torch.where(best.sum(-1, keepdim=True) % 2 == 0, best, flipped)
+        argmax = even_argmax
 
     class Mixin:
-        argmax = Even.argmax
+        argmax = even_argmax
 
     class Mixed(Mixin, sp.Bits):
         pass
@@ -252,8 +256,11 @@ def test_another_argmax_brings_another_search() -> None:
     assert Mixed(3).bit_counts() is None
     assert not Weighted(3).is_fixed_size
     assert Weighted(3).group_size is None
-    q = sp.topk_sparsemax(torch.zeros(1, 3), sp.Bits(3), 3)
-    assert q.is_exact.tolist() == [False]
+    scores = torch.tensor([[0.5, -0.2, 0.9]], dtype=torch.float64)
+    for structure in (Even(3), Mixed(3)):
+        atoms = structure.topk(scores, 4)[0]
+        assert (atoms.sum(-1) % 2 == 0).all()
+        assert len(atoms.unique(dim=0)) == 4
 
 
 @dataclass(frozen=True)
@@ -323,6 +330,18 @@ def test_samples_of_fractions_are_told_apart() -> None:
     rows, generator = torch.zeros(4000, 2), torch.Generator().manual_seed(0)
     found = se.distinct_bound(rows, Fractions(), joint, k=3, generator=generator)
     assert found.value.exp().mean().item() == pytest.approx(joint(vectors).exp().sum().item(), rel=0.02)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_structure_that_does_not_count_its_few_assignments_conforms(n: int) -> None:
+    @dataclass(frozen=True)
+    class Few(sp.AbstractStructure):
+        score_shape = (1,)
+
+        def argmax(self, scores: Tensor) -> Tensor:
+            return (scores > 0).to(scores.dtype) if n == 2 else torch.ones_like(scores)
+
+    assert sp.testing.check_structure(Few()).counts["topk_sparsemax"] > 0
 
 
 def test_lengths_may_be_lists() -> None:
