@@ -18,9 +18,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from sparsum_experiments import bitvector_vae, signal_game, ssvae, warm
+from sparsum_experiments import bitvector_vae, signal_game, ssvae
 from sparsum_experiments.data import Features, Games, Images, Split, load_images
 from sparsum_experiments.experiment import AbstractExperiment
+from sparsum_experiments.models import warm_start
 from sparsum_experiments.registry import make_args
 
 # Milliseconds of the authors' code; where a range was seen, its lower end.
@@ -74,7 +75,7 @@ def cases(data_dir: pathlib.Path | None, only: str | None) -> Iterator[Case]:
             args = make_args("ssvae", method, {"data": "mnist", "warm_epochs": 100 if data_dir is not None else 5})
             assert isinstance(args, ssvae.Args)
             vae = ssvae.SemisupervisedVAE(args, device, digits)
-            warm.warm_start(vae, lambda _: None)
+            warm_start.warm_start(vae, lambda _: None)
             yield Case("ssvae", method, vae)
     if only in {None, "signal-game"}:
         for method in signal_game.SignalGame.methods:

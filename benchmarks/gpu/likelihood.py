@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 import triton
 import triton.language as tl
-from sparsum_experiments.likelihood import evaluate, pixel_log_likelihood
+from sparsum_experiments.models.likelihood import evaluate, pixel_log_likelihood
 from torch import Tensor
 
 from benchmarks.gpu.table import Line, graph_milliseconds, milliseconds

@@ -18,8 +18,8 @@ from lightning_fabric import Fabric
 from sparsum_experiments import signal_game
 from sparsum_experiments.data import load_games
 from sparsum_experiments.registry import make_args
-from sparsum_experiments.steps import steps_for
 from sparsum_experiments.sweep.mps import private_daemon
+from sparsum_experiments.training.steps import steps_for
 
 from benchmarks.gpu.table import Line
 from benchmarks.steps import random_games

@@ -13,7 +13,7 @@ from sparsum_experiments import bitvector_vae, signal_game, ssvae
 from sparsum_experiments.data import load_games
 from sparsum_experiments.experiment import AbstractExperiment
 from sparsum_experiments.registry import make_args
-from sparsum_experiments.steps import Steps, steps_for
+from sparsum_experiments.training.steps import Steps, steps_for
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 

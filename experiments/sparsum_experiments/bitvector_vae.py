@@ -20,13 +20,13 @@ from sparsum.estimators import AbstractEstimator, Bound, Estimate
 from sparsum_experiments.checked import SIZE, check_ranges
 from sparsum_experiments.data import Images, load_images
 from sparsum_experiments.experiment import GUMBEL_OPTIONS, AbstractExperiment, CommonArgs, Step
-from sparsum_experiments.importance import LogJoint, Sampling
-from sparsum_experiments.layers import Centred, adam, perceptron
-from sparsum_experiments.likelihood import pixel_log_likelihood
-from sparsum_experiments.measuring import bits_per_dim
-from sparsum_experiments.mode import ModeThrough
+from sparsum_experiments.models.bits_per_dim import bits_per_dim
+from sparsum_experiments.models.importance import LogJoint, Sampling
+from sparsum_experiments.models.layers import Centred, adam, perceptron
+from sparsum_experiments.models.likelihood import pixel_log_likelihood
+from sparsum_experiments.models.mode_through import ModeThrough
+from sparsum_experiments.models.totals import Totals
 from sparsum_experiments.seeds import with_seed
-from sparsum_experiments.totals import Totals
 
 HIDDEN = 128
 #: Numbers that the generative network gives for each pixel, to be turned into logits by a map that all pixels share.
@@ -291,7 +291,7 @@ class BitvectorVAE(AbstractExperiment):
     methods: ClassVar[tuple[str, ...]] = tuple(ESTIMATORS)
     criterion: ClassVar[str] = "elbo"
     own_criteria: ClassVar[Mapping[str, str]] = dict.fromkeys(BOUNDS, "bound")
-    heeded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {
+    used_by: ClassVar[Mapping[str, tuple[str, ...]]] = {
         **dict.fromkeys(GUMBEL_OPTIONS, ("gumbel", "st-gumbel", "st-gumbel-mode")),
         "k": ("topk", *BOUNDS),
         "budget": ("sparsemap-budget",),

@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
-from sparsum_experiments import data_commands
 from sparsum_experiments.checked import as_option
 from sparsum_experiments.cli_options import (
     BatchSize,
@@ -45,18 +44,19 @@ from sparsum_experiments.cli_options import (
     ViewDataDir,
     WarmEpochs,
 )
+from sparsum_experiments.data import commands as data_commands
 from sparsum_experiments.demo import run_demo
-from sparsum_experiments.evaluate import evaluate_run
-from sparsum_experiments.record import DivergedError
-from sparsum_experiments.registry import WrongUseError, heeds
+from sparsum_experiments.errors import DivergedError, Stopped, UsageError
+from sparsum_experiments.registry import uses
 from sparsum_experiments.report import find_runs, page_file, read_comparisons, read_sections, sections_table, write_page
 from sparsum_experiments.report import latex as as_latex
 from sparsum_experiments.report import markdown as as_markdown
-from sparsum_experiments.results import write_records
-from sparsum_experiments.running import resume_command, run
-from sparsum_experiments.runs import RunFolder
+from sparsum_experiments.runs.folder import RunFolder
+from sparsum_experiments.runs.records import write_records
 from sparsum_experiments.sweep import sweep_command
-from sparsum_experiments.train import CHECKPOINT_SECONDS, Stopped
+from sparsum_experiments.training.evaluate import evaluate_run
+from sparsum_experiments.training.loop import CHECKPOINT_SECONDS
+from sparsum_experiments.training.start import resume_command, run
 
 app = typer.Typer(
     help="The experiments of 'Efficient marginalization of discrete and structured latent variables via sparsity': "
@@ -108,7 +108,7 @@ def train(
     Example: sparsum train ssvae sparse --epochs 5 --out runs/first
     """
     options = _options(locals())
-    for name in (name for name, value in options.items() if value is not None and not heeds(experiment, method, name)):
+    for name in (name for name, value in options.items() if value is not None and not uses(experiment, method, name)):
         _note(f"{as_option(name)} makes no difference to {method}")
     folder, metrics = run(experiment, method, options, out=out, resume=resume, checkpoint_seconds=checkpoint_seconds)
     last = metrics[-1]
@@ -146,7 +146,7 @@ def evaluate(
     """
     found = find_runs(runs)
     if not found:
-        raise WrongUseError(f"{', '.join(map(str, runs))} holds no run: there is no config.json in or below it")
+        raise UsageError(f"{', '.join(map(str, runs))} holds no run: there is no config.json in or below it")
     problems = []
     for folder in found:
         with Progress(console=Console(stderr=True), transient=True) as bar:
@@ -279,7 +279,7 @@ def report(
     """
     if markdown or latex:
         if out is not None or (markdown and latex):
-            raise WrongUseError("--markdown, --latex and --out are three ways to report: choose one")
+            raise UsageError("--markdown, --latex and --out are three ways to report: choose one")
         tables, problems = read_comparisons(runs)
         typer.echo((as_markdown if markdown else as_latex)(tables, problems))
         raise typer.Exit(0 if tables else 1)
@@ -296,7 +296,7 @@ def _new_page(out: pathlib.Path) -> pathlib.Path:
     """The file of a page that is to be written.
 
     Raises:
-        WrongUseError: if it is there and is no page, since what it holds may be needed: a record, say.
+        UsageError: if it is there and is no page, since what it holds may be needed: a record, say.
     """
     file = page_file(out)
     if not file.is_file():
@@ -304,7 +304,7 @@ def _new_page(out: pathlib.Path) -> pathlib.Path:
     with file.open("rb") as old:
         begin = old.read(len(_BEGIN))
     if begin and begin.lower() != _BEGIN:
-        raise WrongUseError(f"{file} is there and is no page: choose another --out, or remove it")
+        raise UsageError(f"{file} is there and is no page: choose another --out, or remove it")
     return file
 
 

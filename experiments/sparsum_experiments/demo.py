@@ -9,12 +9,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from sparsum_experiments.evaluate import evaluate_run
 from sparsum_experiments.report import write_report
-from sparsum_experiments.runs import RunFolder
+from sparsum_experiments.runs.folder import RunFolder
 from sparsum_experiments.sweep import PlannedRun, make_plan, sweep
 from sparsum_experiments.sweep.board import Board
 from sparsum_experiments.sweep.pool import Phase
+from sparsum_experiments.training.evaluate import evaluate_run
 
 #: So many importance samples are enough for a look; the paper takes 1,024.
 _N_SAMPLES = 128

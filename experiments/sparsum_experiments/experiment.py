@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparsum.estimators import Anneal
 from sparsum_experiments.checked import check_kinds, check_ranges
-from sparsum_experiments.totals import Totals
+from sparsum_experiments.models.totals import Totals
 
 # More than any run has, and no more than a tensor can count.
 _MOST_STEPS = 2**60
@@ -107,7 +107,7 @@ class AbstractExperiment(ABC):
     #: For methods that are trained for something else, the term by which models and settings of them are chosen.
     own_criteria: ClassVar[Mapping[str, str]] = {}
     #: Options that few methods heed, and which these are; to others all their values are the same.
-    heeded_by: ClassVar[Mapping[str, tuple[str, ...]]] = GUMBEL_OPTIONS
+    used_by: ClassVar[Mapping[str, tuple[str, ...]]] = GUMBEL_OPTIONS
     #: What else it can be chosen by, of what `evaluate` measures: 1 if the larger is the better, -1 if the smaller is.
     judges: ClassVar[Mapping[str, int]]
 
@@ -125,9 +125,9 @@ class AbstractExperiment(ABC):
         return cls.own_criteria.get(method, cls.criterion)
 
     @classmethod
-    def heeds(cls, method: str, option: str) -> bool:
+    def uses(cls, method: str, option: str) -> bool:
         """Whether a run of a method depends on an option."""
-        return method in cls.heeded_by.get(option, cls.methods)
+        return method in cls.used_by.get(option, cls.methods)
 
     @property
     def estimator(self) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from sparsum_experiments.checked import as_option
+from sparsum_experiments.errors import UsageError
 from sparsum_experiments.experiment import AbstractExperiment, CommonArgs
 
 #: Where each experiment is, imported when it is asked for.
@@ -27,14 +28,10 @@ _PLACES = {
 NAMES = tuple(_PLACES)
 
 
-class WrongUseError(ValueError):
-    """An option that does not exist or has a wrong value; its message is for whoever typed it."""
-
-
 def experiment_class(name: str) -> type[AbstractExperiment]:
     """The class of an experiment."""
     if name not in _PLACES:
-        raise WrongUseError(f"there is no experiment {name!r}{_hint(name, NAMES)}")
+        raise UsageError(f"there is no experiment {name!r}{_hint(name, NAMES)}")
     module, kind = _PLACES[name]
     found: type[AbstractExperiment] = getattr(importlib.import_module(module), kind)
     return found
@@ -54,12 +51,12 @@ def make_args(name: str, method: str, options: dict[str, Any]) -> CommonArgs:
     """
     kind, known = args_class(name), experiment_class(name).methods
     if method not in known:
-        raise WrongUseError(f"{name} has no method {method!r}{_hint(method, known)}")
+        raise UsageError(f"{name} has no method {method!r}{_hint(method, known)}")
     fields = {field.name for field in dataclasses.fields(kind)}
     given = {key: value for key, value in options.items() if value is not None}
     for key in given:
         if key not in fields:
-            raise WrongUseError(f"{as_option(key)} is no option of {name}")
+            raise UsageError(f"{as_option(key)} is no option of {name}")
     data = given.get("data", kind.data)
     bits = given.get("bits", getattr(kind, "bits", None))
     tables = [_presets(name).get(part, {}) for part in ("all", method)]
@@ -84,12 +81,12 @@ def with_defaults(name: str, saved: dict[str, Any]) -> dict[str, Any]:
     return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING} | saved
 
 
-def heeds(name: str, method: str, option: str) -> bool:
+def uses(name: str, method: str, option: str) -> bool:
     """Whether runs of a method depend on an option; they may where this version does not know the method."""
     if name not in NAMES:
         return True
     kind = experiment_class(name)
-    return method not in kind.methods or kind.heeds(method, option)
+    return method not in kind.methods or kind.uses(method, option)
 
 
 def train_options() -> list[str]:
@@ -113,12 +110,10 @@ def restore_args(name: str, saved: dict[str, Any], file: pathlib.Path) -> Common
 def _restored(name: str, saved: dict[str, Any]) -> CommonArgs:
     kind, known = args_class(name), experiment_class(name).methods
     if saved.get("method") not in known:
-        raise WrongUseError(f"{name} has no method {saved.get('method')!r}; there are {', '.join(known)}")
+        raise UsageError(f"{name} has no method {saved.get('method')!r}; there are {', '.join(known)}")
     unknown = set(saved) - {field.name for field in dataclasses.fields(kind)}
     if unknown:
-        raise WrongUseError(
-            f"this version knows no {', '.join(sorted(unknown))} of {name}; was the run made by a newer one?"
-        )
+        raise UsageError(f"this version knows no {', '.join(sorted(unknown))} of {name}; was the run made by a newer one?")
     return kind(**saved)
 
 

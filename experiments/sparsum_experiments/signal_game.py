@@ -20,10 +20,10 @@ from sparsum.segments import Segments
 from sparsum_experiments.checked import SIZE, check_ranges
 from sparsum_experiments.data import Features, Games, draw_games, load_games
 from sparsum_experiments.experiment import GUMBEL_OPTIONS, AbstractExperiment, CommonArgs, Step
-from sparsum_experiments.layers import ScalarMap, adam
+from sparsum_experiments.models.layers import ScalarMap, adam
+from sparsum_experiments.models.totals import Totals
+from sparsum_experiments.models.zero_one import ZeroOne
 from sparsum_experiments.seeds import generator_for, with_seed
-from sparsum_experiments.totals import Totals
-from sparsum_experiments.zero_one import ZeroOne
 
 _N_EVALUATED = {"validation": 1024, "test": 10_000}
 _EVALUATED_AT_ONCE = {"cpu": 128, "cuda": 1024}
@@ -244,7 +244,7 @@ class SignalGame(AbstractExperiment):
     name: ClassVar[str] = "signal-game"
     methods: ClassVar[tuple[str, ...]] = tuple(ESTIMATORS)
     criterion: ClassVar[str] = "success"
-    heeded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {**GUMBEL_OPTIONS, "k": ("sum-and-sample",)}
+    used_by: ClassVar[Mapping[str, tuple[str, ...]]] = {**GUMBEL_OPTIONS, "k": ("sum-and-sample",)}
     judges: ClassVar[Mapping[str, int]] = {"expected_success": 1}
     args: Args
 

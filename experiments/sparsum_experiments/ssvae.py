@@ -19,10 +19,10 @@ import sparsum as sp
 from sparsum_experiments.checked import SIZE, check_ranges
 from sparsum_experiments.data import Images, Split, load_images
 from sparsum_experiments.experiment import GUMBEL_OPTIONS, AbstractExperiment, CommonArgs, Step
-from sparsum_experiments.layers import adam, perceptron
+from sparsum_experiments.models.layers import adam, perceptron
+from sparsum_experiments.models.totals import Totals
+from sparsum_experiments.models.warm_start import warm_start
 from sparsum_experiments.seeds import generator_for, with_seed
-from sparsum_experiments.totals import Totals
-from sparsum_experiments.warm import warm_start
 
 N_CLASSES = 10
 _EVALUATED_AT_ONCE = {"cpu": 500, "cuda": 5000}
@@ -176,7 +176,7 @@ class SemisupervisedVAE(AbstractExperiment):
     name: ClassVar[str] = "ssvae"
     methods: ClassVar[tuple[str, ...]] = tuple(ESTIMATORS)
     criterion: ClassVar[str] = "elbo"
-    heeded_by: ClassVar[Mapping[str, tuple[str, ...]]] = {**GUMBEL_OPTIONS, "k": ("sum-and-sample",)}
+    used_by: ClassVar[Mapping[str, tuple[str, ...]]] = {**GUMBEL_OPTIONS, "k": ("sum-and-sample",)}
     judges: ClassVar[Mapping[str, int]] = {"accuracy": 1}
     args: Args
 

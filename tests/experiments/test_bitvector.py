@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from sparsum_experiments import bitvector_vae, likelihood
+from sparsum_experiments import bitvector_vae
 from sparsum_experiments.bitvector_vae import RANK, Args, BitvectorVAE, Model
 from sparsum_experiments.data import Images, Split
-from sparsum_experiments.likelihood import pixel_log_likelihood
-from sparsum_experiments.mode import ModeThrough
+from sparsum_experiments.models import likelihood
+from sparsum_experiments.models.likelihood import pixel_log_likelihood
+from sparsum_experiments.models.mode_through import ModeThrough
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 

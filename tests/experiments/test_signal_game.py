@@ -12,8 +12,8 @@ import torch
 from sparsum_experiments import signal_game
 from sparsum_experiments.data import Features, Games
 from sparsum_experiments.experiment import Step
+from sparsum_experiments.models.zero_one import ZeroOne
 from sparsum_experiments.signal_game import Args, Model, Play, Receiver, Sender, SignalGame
-from sparsum_experiments.zero_one import ZeroOne
 from torch import Tensor
 
 import sparsum as sp

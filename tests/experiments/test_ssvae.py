@@ -8,7 +8,7 @@ import pathlib
 import pytest
 import torch
 from sparsum_experiments import ssvae
-from sparsum_experiments.warm import warm_start
+from sparsum_experiments.models.warm_start import warm_start
 from torch.nn import functional
 
 import sparsum as sp

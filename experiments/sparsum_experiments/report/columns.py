@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from sparsum_experiments.report.records import RunRecord
 from sparsum_experiments.report.summary import Statistic, statistic
+from sparsum_experiments.runs.reading import Run
 
 
 class Column(NamedTuple):
@@ -23,7 +23,7 @@ class Column(NamedTuple):
     """
 
     heading: str
-    value: Callable[[RunRecord], float | None]
+    value: Callable[[Run], float | None]
     digits: int = 2
     better: int = 0
     paper: str = ""
@@ -34,17 +34,17 @@ class Column(NamedTuple):
         """Of the paper's number, without what is said of how ours is measured."""
         return f"paper's {self.heading.partition(',')[0]}"
 
-    def statistic(self, runs: Sequence[RunRecord]) -> Statistic | None:
+    def statistic(self, runs: Sequence[Run]) -> Statistic | None:
         """Mean and standard error over runs that have the number; None if none has."""
         values = [value for run in runs if (value := self.value(run)) is not None]
         return statistic(values) if values else None
 
 
-def _tested(name: str, run: RunRecord) -> float | None:
+def _tested(name: str, run: Run) -> float | None:
     return run.test.get(name)
 
 
-def _per_cent(name: str, run: RunRecord) -> float | None:
+def _per_cent(name: str, run: Run) -> float | None:
     part = run.test.get(name)
     return None if part is None else 100 * part
 

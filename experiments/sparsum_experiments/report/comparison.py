@@ -12,11 +12,11 @@ from sparsum_experiments.report.columns import Column, columns_of
 from sparsum_experiments.report.estimates import estimates_note
 from sparsum_experiments.report.machines import machines_note
 from sparsum_experiments.report.paper import NOTHING, PaperTable, paper_table
-from sparsum_experiments.report.records import RunRecord
 from sparsum_experiments.report.rows import Row, table_rows
 from sparsum_experiments.report.sections import Section, read_sections
 from sparsum_experiments.report.settings import settings_note
 from sparsum_experiments.report.summary import Statistic, best_by_method, fixed
+from sparsum_experiments.runs.reading import Run
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def read_comparisons(places: Iterable[pathlib.Path]) -> tuple[list[Comparison], 
     """The tables of all runs and records in or below some folders, and what could not be read.
 
     Raises:
-        WrongUseError: if there is no run at all.
+        UsageError: if there is no run at all.
     """
     sections, problems = read_sections(places)
     return [compare(section) for section in sections], problems
@@ -159,7 +159,7 @@ def _left_out(rows: Sequence[Row]) -> str:
     return f"Not averaged, {len(found)} run{'s' * (len(found) > 1)}: {'; '.join(named)}."
 
 
-def _reason(run: RunRecord) -> str:
+def _reason(run: Run) -> str:
     if not run.is_finished:
         return f"{len(run.lines)} of {run.args['epochs']} epochs"
     return "not evaluated"

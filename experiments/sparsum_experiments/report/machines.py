@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sparsum_experiments.report.records import RunRecord
+from sparsum_experiments.runs.reading import Run
 
 _UNKNOWN = "a machine that is not known"
 
 
-def machines_note(groups: Iterable[tuple[str, Sequence[RunRecord]]]) -> str:
+def machines_note(groups: Iterable[tuple[str, Sequence[Run]]]) -> str:
     """A sentence on the machines of the runs that are averaged; empty where none is known.
 
     Args:
@@ -27,5 +27,5 @@ def machines_note(groups: Iterable[tuple[str, Sequence[RunRecord]]]) -> str:
     return f"Seconds are of different machines and cannot be compared between them: {'; '.join(parts)}.{told}"
 
 
-def _machines(runs: Sequence[RunRecord]) -> list[str]:
+def _machines(runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(run.machine or _UNKNOWN for run in runs))

@@ -13,9 +13,9 @@ from sparsum_experiments.report.html import Markup, element, joined
 from sparsum_experiments.report.latent import latent_views
 from sparsum_experiments.report.latent.section import MAX_LETTERS
 from sparsum_experiments.report.page_tables import metric_tables, tested_tables
-from sparsum_experiments.report.records import RunRecord
 from sparsum_experiments.report.sections import Section, read_sections
 from sparsum_experiments.report.settings import setting_text
+from sparsum_experiments.runs.reading import Run
 
 # The browser itself sees to it that the page asks for nothing, whatever is in it.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -36,7 +36,7 @@ def write_report(runs: Iterable[pathlib.Path], out: pathlib.Path, data_dir: str 
         data_dir: where the data is, for what latent variables learned; by default as each run was told.
 
     Raises:
-        WrongUseError: if there is no run.
+        UsageError: if there is no run.
     """
     file = page_file(out)
     write_page(*read_sections(runs), file, data_dir)
@@ -197,7 +197,7 @@ def _problems(problems: Sequence[str]) -> Markup:
     return element("section", *found, id="left-out")
 
 
-def _commands(records: Sequence[RunRecord]) -> Markup:
+def _commands(records: Sequence[Run]) -> Markup:
     """What was typed for each run, so that anyone can repeat it; records do not know it."""
     typed = [record.command for record in records if record.command]
     if not typed:

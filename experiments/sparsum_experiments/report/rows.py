@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparsum_experiments.report.records import RunRecord
 from sparsum_experiments.report.sections import differing_options
+from sparsum_experiments.runs.reading import Run
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Row:
 
     method: str
     variant: str = ""
-    runs: tuple[RunRecord, ...] = ()
-    left_out: tuple[RunRecord, ...] = ()
+    runs: tuple[Run, ...] = ()
+    left_out: tuple[Run, ...] = ()
 
     @property
     def label(self) -> str:
@@ -38,7 +38,7 @@ class Row:
         return every[0].args if every else None
 
 
-def table_rows(records: Sequence[RunRecord], methods: Sequence[str], expected: Collection[str]) -> list[Row]:
+def table_rows(records: Sequence[Run], methods: Sequence[str], expected: Collection[str]) -> list[Row]:
     """The rows of runs that belong to one table.
 
     Args:
@@ -46,7 +46,7 @@ def table_rows(records: Sequence[RunRecord], methods: Sequence[str], expected: C
         methods: those of the experiment, in their order.
         expected: the methods that have a row even if no run was made with them.
     """
-    groups: dict[str, list[RunRecord]] = {}
+    groups: dict[str, list[Run]] = {}
     for record in records:
         groups.setdefault(record.args["method"], []).append(record)
     known = [method for method in methods if method in groups or method in expected]
@@ -56,15 +56,15 @@ def table_rows(records: Sequence[RunRecord], methods: Sequence[str], expected: C
     return rows
 
 
-def _rows(method: str, records: list[RunRecord]) -> list[Row]:
+def _rows(method: str, records: list[Run]) -> list[Row]:
     """One row for each variant, and for each setting where a variant has several; those without a name come first."""
-    by_variant: dict[str, list[RunRecord]] = {}
+    by_variant: dict[str, list[Run]] = {}
     for record in records:
         by_variant.setdefault(record.variant or "", []).append(record)
     rows = []
     for variant, members in sorted(by_variant.items()):
         differing = differing_options(members)
-        settings: dict[str, list[RunRecord]] = {}
+        settings: dict[str, list[Run]] = {}
         for record in sorted(members, key=lambda record: [_order(record.args.get(name)) for name in differing]):
             setting = ", ".join(f"{option_name(name)} {option_value(record.args.get(name))}" for name in differing)
             settings.setdefault(setting, []).append(record)
@@ -72,7 +72,7 @@ def _rows(method: str, records: list[RunRecord]) -> list[Row]:
     return rows
 
 
-def _row(method: str, variant: str, records: list[RunRecord]) -> Row:
+def _row(method: str, variant: str, records: list[Run]) -> Row:
     by_seed = sorted(records, key=lambda record: _order(record.args["seed"]))
     runs = tuple(record for record in by_seed if record.is_finished and record.test)
     return Row(method, variant, runs, tuple(record for record in by_seed if record not in runs))

@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sparsum_experiments.registry import WrongUseError, experiment_class, with_defaults
-from sparsum_experiments.report.records import RunRecord, read_runs, rounded
+from sparsum_experiments.errors import UsageError
+from sparsum_experiments.registry import experiment_class, with_defaults
 from sparsum_experiments.report.summary import Summary, best_by_method, criteria_text, summarise
+from sparsum_experiments.runs.reading import Run, read_runs, rounded
 
 #: What says where a run was made, and not what it is.
 PLACES = {"seed", "device", "data_dir"}
@@ -32,7 +33,7 @@ class Section:
     data: str
     criterion: str
     summaries: list[Summary]
-    records: list[RunRecord]
+    records: list[Run]
     bits: int | None = None
 
     @property
@@ -56,20 +57,20 @@ def read_sections(places: Iterable[pathlib.Path]) -> tuple[list[Section], list[s
     """The sections of all runs in or below some folders, and what could not be read.
 
     Raises:
-        WrongUseError: if there is no run at all.
+        UsageError: if there is no run at all.
     """
     places = list(places)
     records, problems = read_runs(places)
     if not records and not problems:
-        raise WrongUseError(f"there is no run in or below {', '.join(map(str, places)) or 'no folder'}")
-    groups: dict[tuple[str, str, int | None], list[RunRecord]] = {}
+        raise UsageError(f"there is no run in or below {', '.join(map(str, places)) or 'no folder'}")
+    groups: dict[tuple[str, str, int | None], list[Run]] = {}
     for record in _comparable(records):
         groups.setdefault((record.experiment, record.args["data"], record.args.get("bits")), []).append(record)
     sections = []
     for (experiment, data, bits), members in sorted(groups.items(), key=lambda item: (*item[0][:2], item[0][2] or 0)):
         try:
             criterion = experiment_class(experiment).criterion
-        except WrongUseError as error:
+        except UsageError as error:
             problems += [f"{record.path}: {error}" for record in members]
             continue
         kept, repeated = without_repetitions(_with_variants(members))
@@ -79,7 +80,7 @@ def read_sections(places: Iterable[pathlib.Path]) -> tuple[list[Section], list[s
     return sections, [text.replace(here, "") for text in problems]
 
 
-def _comparable(records: list[RunRecord]) -> list[RunRecord]:
+def _comparable(records: list[Run]) -> list[Run]:
     """The runs in the terms of records of today: all options, numbers of few digits, data without the folders above it.
 
     Where several folders have the same name, the data sets keep their folders: they may be others.
@@ -97,11 +98,11 @@ def _comparable(records: list[RunRecord]) -> list[RunRecord]:
     return found
 
 
-def _data_name(record: RunRecord) -> str:
+def _data_name(record: Run) -> str:
     return pathlib.Path(str(record.args["data"])).name
 
 
-def _with_variants(records: list[RunRecord]) -> list[RunRecord]:
+def _with_variants(records: list[Run]) -> list[Run]:
     """The runs, those in folders under the name that the records of the same setting have for it."""
     names: dict[str, set[str]] = {}
     for record in records:
@@ -116,18 +117,18 @@ def _with_variants(records: list[RunRecord]) -> list[RunRecord]:
     return found
 
 
-def told(record: RunRecord, *, with_seed: bool = False) -> str:
+def told(record: Run, *, with_seed: bool = False) -> str:
     """The same for runs that were told the same, wherever they were made."""
     hidden = PLACES - {"seed"} if with_seed else PLACES
     return repr(sorted((name, value) for name, value in record.args.items() if name not in hidden))
 
 
-def without_repetitions(records: list[RunRecord]) -> tuple[list[RunRecord], list[str]]:
+def without_repetitions(records: list[Run]) -> tuple[list[Run], list[str]]:
     """One run for each method, setting and seed: a second one would feign a smaller error.
 
     It is the longest, and an evaluated one before others. A folder and a record are the same run, which needs no word.
     """
-    kept: dict[tuple[str | None, str], RunRecord] = {}
+    kept: dict[tuple[str | None, str], Run] = {}
     for record in sorted(records, key=lambda record: (-len(record.lines), not record.test)):
         kept.setdefault((record.variant, told(record, with_seed=True)), record)
     repeated = []
@@ -139,10 +140,10 @@ def without_repetitions(records: list[RunRecord]) -> tuple[list[RunRecord], list
     return [record for record in records if record.path in chosen], repeated
 
 
-def summaries_by_setting(records: list[RunRecord]) -> list[Summary]:
+def summaries_by_setting(records: list[Run]) -> list[Summary]:
     """One for each method and setting that has measured something, where a setting is all that differs among the runs."""
     differing = differing_options(records)
-    groups: dict[tuple[str, ...], list[RunRecord]] = {}
+    groups: dict[tuple[str, ...], list[Run]] = {}
     for record in records:
         group = record.args["method"], record.variant or "", *(repr(record.args.get(name)) for name in differing)
         groups.setdefault(group, []).append(record)
@@ -154,7 +155,7 @@ def summaries_by_setting(records: list[RunRecord]) -> list[Summary]:
     return sorted(filter(None, found), key=lambda summary: summary.method)
 
 
-def differing_options(records: list[RunRecord]) -> list[str]:
+def differing_options(records: list[Run]) -> list[str]:
     """The options that are not the same in all runs."""
     values: dict[str, set[Any]] = {}
     for record in records:

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sparsum_experiments.registry import heeds, make_args
-from sparsum_experiments.report.records import rounded
+from sparsum_experiments.registry import make_args, uses
 from sparsum_experiments.report.rows import Row, option_name, option_value
 from sparsum_experiments.report.sections import PLACES
+from sparsum_experiments.runs.reading import rounded
 
 # What a reader asks for first, shown even where it is the default.
 _MAIN = ("epochs", "batch_size", "lr", "entropy", "k", "solver")
@@ -35,7 +35,7 @@ def settings_note(experiment: str, rows: Sequence[Row]) -> str:
 
 
 def setting_text(experiment: str, method: str, setting: Mapping[str, Any]) -> str:
-    """What sets some runs of a method apart from others, as far as the method heeds it; empty if nothing does.
+    """What sets some runs of a method apart from others, as far as the method uses it; empty if nothing does.
 
     >>> setting_text("bitvector-vae", "topk", {"lr": 0.002, "solver": "", "temperature_decay": 1e-05})
     'lr 0.002'
@@ -46,14 +46,14 @@ def setting_text(experiment: str, method: str, setting: Mapping[str, Any]) -> st
 
 
 def _used(experiment: str, row: Row) -> dict[str, Any]:
-    """What a row was told and its method heeds."""
+    """What a row was told and its method uses."""
     told = row.args or {}
     return {name: value for name, value in told.items() if is_used(experiment, row.method, name, value)}
 
 
 def is_used(experiment: str, method: str, name: str, value: Any) -> bool:
     """Whether a table should show it: not what makes no difference to the method, nor what it was left to choose."""
-    return name not in _HIDDEN and value not in (None, "") and heeds(experiment, method, name)
+    return name not in _HIDDEN and value not in (None, "") and uses(experiment, method, name)
 
 
 def _changed(experiment: str, row: Row) -> set[str]:

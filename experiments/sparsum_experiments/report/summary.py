@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sparsum_experiments.registry import experiment_class
-from sparsum_experiments.report.records import RunRecord
+from sparsum_experiments.runs.reading import Run
 
 # What is larger, of a run that diverged, is shown with an exponent.
 _LONG = 1e9
@@ -65,7 +65,7 @@ class Summary:
 
     method: str
     setting: Mapping[str, Any]
-    records: tuple[RunRecord, ...]
+    records: tuple[Run, ...]
     n_runs: int
     validation: dict[str, Statistic]
     test: dict[str, Statistic]
@@ -90,9 +90,7 @@ class Summary:
         return "" if self.n_finished else f"unfinished, at epoch {len(first.lines)} of {first.args['epochs']}"
 
 
-def summarise(
-    method: str, setting: Mapping[str, Any], records: Iterable[RunRecord], n_runs: int | None = None
-) -> Summary | None:
+def summarise(method: str, setting: Mapping[str, Any], records: Iterable[Run], n_runs: int | None = None) -> Summary | None:
     """The summary of runs that differ in their seed alone; None if none of them has measured an epoch."""
     begun = list(records)
     counted = [record for record in begun if record.lines and record.is_finished] or _to_common_epoch(begun)
@@ -110,7 +108,7 @@ def summarise(
     )
 
 
-def _to_common_epoch(records: Iterable[RunRecord]) -> list[RunRecord]:
+def _to_common_epoch(records: Iterable[Run]) -> list[Run]:
     """Runs with an epoch at least, up to the last one that all have reached: later ones would be means over fewer seeds.
 
     What was evaluated after a later epoch does not belong to it.

@@ -13,9 +13,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from sparsum_experiments.runs import RunFolder
+from sparsum_experiments.runs.folder import RunFolder
 from sparsum_experiments.sweep.pool import Entry, Phase
-from sparsum_experiments.watch import in_words
+from sparsum_experiments.training.progress import in_words
 
 _TERMINAL_SECONDS = 0.5
 _PLAIN_SECONDS = 30.0

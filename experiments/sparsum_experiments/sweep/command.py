@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sparsum_experiments.registry import WrongUseError, experiment_class
-from sparsum_experiments.report import RunRecord, Summary, best_by_method, criteria_text, read_run, rich_tables, summarise
-from sparsum_experiments.running import device_of
+from sparsum_experiments.errors import UsageError
+from sparsum_experiments.registry import experiment_class
+from sparsum_experiments.report import Run, Summary, best_by_method, criteria_text, read_run, rich_tables, summarise
 from sparsum_experiments.sweep.board import Board
 from sparsum_experiments.sweep.estimate import RemainingTime, estimate_plan
 from sparsum_experiments.sweep.plan import PlannedRun, check_heeded, make_plan, parse_grid, parse_methods
@@ -23,7 +23,8 @@ from sparsum_experiments.sweep.pool import Entry, Phase, sweep
 from sparsum_experiments.sweep.process import n_threads_of
 from sparsum_experiments.sweep.state import State, check_plan, state_of
 from sparsum_experiments.sweep.tuned import tuned_settings
-from sparsum_experiments.watch import in_words
+from sparsum_experiments.training.progress import in_words
+from sparsum_experiments.training.start import device_of
 
 # Where no one looks at a terminal, lines may be long.
 _PLAIN_WIDTH = 160
@@ -62,13 +63,11 @@ def sweep_command(
         0 if all runs are finished, 1 if some have failed, 130 if the sweep was stopped.
     """
     if jobs < 1:
-        raise WrongUseError(f"--jobs must be at least 1, got {jobs}")
+        raise UsageError(f"--jobs must be at least 1, got {jobs}")
     console, messages = _console(), _console(stderr=True)
     folder = pathlib.Path("runs") / experiment / "sweep" if out is None else out
     if by is not None and tuned_by is None:
-        raise WrongUseError(
-            "--by says what the setting of --tuned-by is chosen by; give the folder of an earlier sweep, too"
-        )
+        raise UsageError("--by says what the setting of --tuned-by is chosen by; give the folder of an earlier sweep, too")
     values = parse_grid(experiment, grid)
     plan = _plan(experiment, methods, options, values, seeds, folder, tuned_by, by, messages)
     check_heeded(plan, values)
@@ -137,7 +136,7 @@ def print_results(plan: Sequence[PlannedRun], entries: Sequence[Entry], console:
             _say(console, f"failed: {entry.run.key}: {entry.reason}")
 
 
-def _records(runs: Sequence[PlannedRun]) -> list[RunRecord]:
+def _records(runs: Sequence[PlannedRun]) -> list[Run]:
     """Those of the runs that can be read; each is to do the epochs of the plan, whatever it was begun with."""
     records = []
     for run in runs:
@@ -186,12 +185,12 @@ def _plan_of_all_methods(
     for method in experiment_class(experiment).methods:
         try:
             plan += make_plan(experiment, [method], options, grid, seeds, out)
-        except WrongUseError:
+        except UsageError:
             raise
         except ValueError as error:
             _say(messages, f"without {method}: {error}")
     if not plan:
-        raise WrongUseError(f"no method of {experiment} can take these options")
+        raise UsageError(f"no method of {experiment} can take these options")
     return plan
 
 

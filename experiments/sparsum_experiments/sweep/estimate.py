@@ -19,12 +19,12 @@ import torch
 
 from sparsum_experiments.experiment import CommonArgs
 from sparsum_experiments.registry import make_experiment, with_defaults
-from sparsum_experiments.report import RunRecord, read_folders
-from sparsum_experiments.running import fabric_for
+from sparsum_experiments.report import Run, read_folders
 from sparsum_experiments.seeds import seed_for
-from sparsum_experiments.steps import steps_for
 from sparsum_experiments.sweep.plan import PlannedRun
 from sparsum_experiments.sweep.state import State, n_epochs_done, state_of
+from sparsum_experiments.training.start import fabric_for
+from sparsum_experiments.training.steps import steps_for
 
 # What does not change how much work an epoch is.
 _NO_WORK = {"seed", "lr", "weight_decay", "entropy", "temperature_decay", "temperature_every", "symbol_init"}
@@ -84,7 +84,7 @@ def _work(experiment: str, args: dict[str, Any]) -> str:
 
 def _known_seconds(out: pathlib.Path) -> dict[str, tuple[float | None, str]]:
     """Seconds per epoch of the runs below a folder, by their work."""
-    groups: dict[str, list[RunRecord]] = {}
+    groups: dict[str, list[Run]] = {}
     for record in read_folders([out])[0] if out.exists() else []:
         args = with_defaults(record.experiment, record.args)
         groups.setdefault(_work(record.experiment, args), []).append(record)

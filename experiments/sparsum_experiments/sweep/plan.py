@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsum_experiments.checked import as_option
+from sparsum_experiments.errors import UsageError
 from sparsum_experiments.experiment import CommonArgs
-from sparsum_experiments.registry import WrongUseError, args_class, experiment_class, make_args, train_options
+from sparsum_experiments.registry import args_class, experiment_class, make_args, train_options
 
 # What a grid cannot hold, and why.
 _NOT_IN_GRID = {
@@ -79,18 +80,16 @@ def make_plan(
         tuned: what the runs of a method are told besides, by its name, as an earlier sweep chose it.
     """
     if seeds < 1:
-        raise WrongUseError(f"--seeds must be at least 1, got {seeds}")
+        raise UsageError(f"--seeds must be at least 1, got {seeds}")
     given = {name: value for name, value in options.items() if value is not None}
     if "seed" in given:
-        raise WrongUseError("a sweep takes --seeds N, the seeds 0 to N-1, and no --seed")
+        raise UsageError("a sweep takes --seeds N, the seeds 0 to N-1, and no --seed")
     for name in grid.keys() & given.keys():
-        raise WrongUseError(f"{as_option(name)} is given alone and in --grid; leave one of them out")
+        raise UsageError(f"{as_option(name)} is given alone and in --grid; leave one of them out")
     own = {method: dict((tuned or {}).get(method, {})) for method in methods}
     for method, values in own.items():
         for name in sorted(values.keys() & (grid.keys() | given.keys())):
-            raise WrongUseError(
-                f"{as_option(name)} is given here and tuned for {method} by --tuned-by; leave one of them out"
-            )
+            raise UsageError(f"{as_option(name)} is given here and tuned for {method} by --tuned-by; leave one of them out")
     plan = [
         _planned(experiment, method, given | own[method], setting, seed, out)
         for method in methods
@@ -103,17 +102,17 @@ def make_plan(
 
 def _settings(experiment: str, method: str, grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """The points of a grid, without what makes no difference to a method: it would be trained again and again."""
-    names = [name for name in sorted(grid) if experiment_class(experiment).heeds(method, name)]
+    names = [name for name in sorted(grid) if experiment_class(experiment).uses(method, name)]
     return [dict(zip(names, values, strict=True)) for values in itertools.product(*(grid[name] for name in names))]
 
 
 def check_heeded(plan: Sequence[PlannedRun], grid: Mapping[str, Sequence[Any]]) -> None:
-    """Raise a WrongUseError for an option of a grid that makes no difference to any of the runs."""
+    """Raise a UsageError for an option of a grid that makes no difference to any of the runs."""
     for name in sorted(grid.keys() - {name for run in plan for name in run.setting}):
         methods = ", ".join(dict.fromkeys(run.method for run in plan))
         kind = experiment_class(plan[0].experiment)
-        others = ", ".join(method for method in kind.methods if kind.heeds(method, name))
-        raise WrongUseError(f"--grid {name}: it makes no difference to {methods}; leave it out, or add one of {others}")
+        others = ", ".join(method for method in kind.methods if kind.uses(method, name))
+        raise UsageError(f"--grid {name}: it makes no difference to {methods}; leave it out, or add one of {others}")
 
 
 def _planned(
@@ -144,16 +143,16 @@ def parse_grid(experiment: str, texts: Iterable[str]) -> dict[str, list[Any]]:
         typed, equals, values = text.partition("=")
         name = typed.strip().lstrip("-").replace("-", "_")
         if not equals or not values.strip():
-            raise WrongUseError(f"--grid wants NAME=VALUE,VALUE, such as lr=1e-3,5e-4; got {text!r}")
+            raise UsageError(f"--grid wants NAME=VALUE,VALUE, such as lr=1e-3,5e-4; got {text!r}")
         if name in _NOT_IN_GRID:
-            raise WrongUseError(f"--grid {text}: {_NOT_IN_GRID[name]}")
+            raise UsageError(f"--grid {text}: {_NOT_IN_GRID[name]}")
         if name not in known:
-            raise WrongUseError(f"--grid {text}: {experiment} has no option {typed!r}; there are {', '.join(known)}")
+            raise UsageError(f"--grid {text}: {experiment} has no option {typed!r}; there are {', '.join(known)}")
         if name in grid:
-            raise WrongUseError(f"--grid {text}: {name} is given twice; put all its values into one --grid")
+            raise UsageError(f"--grid {text}: {name} is given twice; put all its values into one --grid")
         grid[name] = [_parsed(part.strip(), types[name], text) for part in values.split(",")]
         if len(set(grid[name])) < len(grid[name]):
-            raise WrongUseError(f"--grid {text}: a value is given twice")
+            raise UsageError(f"--grid {text}: a value is given twice")
     return grid
 
 
@@ -168,7 +167,7 @@ def parse_methods(experiment: str, text: str) -> list[str]:
     methods = [part.strip() for part in text.split(",") if part.strip()]
     if not methods or len(set(methods)) < len(methods):
         known = ", ".join(experiment_class(experiment).methods)
-        raise WrongUseError(f"--methods wants different methods, with commas between; got {text!r}; there are {known}")
+        raise UsageError(f"--methods wants different methods, with commas between; got {text!r}; there are {known}")
     return methods
 
 
@@ -182,5 +181,5 @@ def _parsed(text: str, kind: Any, typed: str) -> Any:
         is_number = False
     if not text or not is_number:
         words = {int: "whole number", float: "finite number"}
-        raise WrongUseError(f"--grid {typed}: {text!r} is no {words.get(kinds[0], 'value')}")
+        raise UsageError(f"--grid {typed}: {text!r} is no {words.get(kinds[0], 'value')}")
     return value

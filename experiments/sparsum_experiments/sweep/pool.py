@@ -85,7 +85,7 @@ def sweep(
         What became of each run, and whether the sweep was stopped.
 
     Raises:
-        WrongUseError: if a folder holds another run than the planned one; then nothing is started.
+        UsageError: if a folder holds another run than the planned one; then nothing is started.
     """
     check_plan(plan)
     entries = [Entry(run, Phase.FINISHED if state_of(run) is State.FINISHED else Phase.WAITING) for run in plan]

@@ -8,9 +8,10 @@ import json
 import pathlib
 from collections.abc import Iterable
 
-from sparsum_experiments.registry import WrongUseError, with_defaults
+from sparsum_experiments.errors import UsageError
+from sparsum_experiments.registry import with_defaults
 from sparsum_experiments.report import read_run
-from sparsum_experiments.runs import RunFolder
+from sparsum_experiments.runs.folder import RunFolder
 from sparsum_experiments.sweep.plan import PlannedRun
 
 #: What may differ from an earlier time: more epochs go on, and the device and the place of the data are no part of a run.
@@ -66,7 +67,7 @@ def check_plan(plan: Iterable[PlannedRun]) -> None:
     """Raise if a folder holds another run than the planned one, naming what differs."""
     for run in plan:
         if differences := _differences(run):
-            raise WrongUseError(
+            raise UsageError(
                 f"{run.folder} holds another run: {'; '.join(differences)}. "
                 "Give another --out, or remove the folder if it is not needed"
             )

@@ -10,10 +10,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from sparsum_experiments.errors import UsageError
 from sparsum_experiments.files import read_json
-from sparsum_experiments.registry import WrongUseError, args_class, experiment_class, heeds, make_args, with_defaults
+from sparsum_experiments.registry import args_class, experiment_class, make_args, uses, with_defaults
 from sparsum_experiments.report import (
-    RunRecord,
+    Run,
     Summary,
     differing_options,
     read_evaluation,
@@ -21,7 +22,7 @@ from sparsum_experiments.report import (
     summaries_by_setting,
     without_repetitions,
 )
-from sparsum_experiments.runs import RunFolder
+from sparsum_experiments.runs.folder import RunFolder
 from sparsum_experiments.sweep.plan import grid_options
 from sparsum_experiments.sweep.state import FAILURE_NAME, FREE
 
@@ -55,10 +56,10 @@ class _Earlier:
     """The runs of an earlier sweep that count for this one, and what they are, for messages."""
 
     folder: pathlib.Path
-    records: list[RunRecord]
+    records: list[Run]
     title: str
 
-    def of(self, method: str) -> list[RunRecord]:
+    def of(self, method: str) -> list[Run]:
         return [record for record in self.records if record.args["method"] == method]
 
     def name(self, path: pathlib.Path) -> str:
@@ -92,14 +93,14 @@ def tuned_settings(
             criterion of each method.
 
     Raises:
-        WrongUseError: if runs are missing, not finished or not evaluated, or nothing was tuned.
+        UsageError: if runs are missing, not finished or not evaluated, or nothing was tuned.
     """
     _check_judge(experiment, by)
     given = {name: value for name, value in options.items() if value is not None}
     for method in methods or experiment_class(experiment).methods[:1]:
         _check_names(experiment, method, given)
     if out.resolve().is_relative_to(folder.resolve()):
-        raise WrongUseError(f"--out {out} is in the folder of --tuned-by: the new runs would be chosen from; give another")
+        raise UsageError(f"--out {out} is in the folder of --tuned-by: the new runs would be chosen from; give another")
     earlier = _read(experiment, given, folder)
     if methods is None:
         known = experiment_class(experiment).methods
@@ -121,14 +122,14 @@ class _Judge:
         """Over the seeds of a setting; NaN if one is no number."""
         return statistics.fmean(self._value(record, earlier) for record in summary.records)
 
-    def _value(self, record: RunRecord, earlier: _Earlier) -> float:
+    def _value(self, record: Run, earlier: _Earlier) -> float:
         if self.name in record.validation:
             return record.validation[self.name]
         try:
             return read_evaluation(record.path / _EVALUATION, len(record.lines))[self.name]
         except (KeyError, ValueError) as error:  # not measured, or at another time, or nothing that can be read
             option = f" --annealed {_N_ANNEALED}" if self.name.endswith("annealed") else ""
-            raise WrongUseError(
+            raise UsageError(
                 f"--tuned-by {earlier.folder}: {earlier.name(record.path)} has not measured {self.name} on the validation "
                 f"data after its last epoch: run sparsum evaluate {earlier.folder} --split validation{option}"
             ) from error
@@ -145,7 +146,7 @@ def _check_alike(method: str, earlier: _Earlier, judge: _Judge) -> None:
         counts = sorted({metrics[name] for metrics in found if name in metrics})
         if len(counts) > 1:
             numbers = " and ".join(f"{n:g}" for n in counts)
-            raise WrongUseError(
+            raise UsageError(
                 f"--tuned-by {earlier.folder}: runs of {method} were {how.format(numbers)}, and cannot be compared; "
                 f"run sparsum evaluate {earlier.folder} --split validation {option} {counts[-1]:g}"
             )
@@ -156,19 +157,19 @@ def _check_judge(experiment: str, by: str | None) -> None:
     kind = experiment_class(experiment)
     known = dict.fromkeys((kind.criterion, *kind.judges, *kind.own_criteria.values()))
     if by is not None and by not in known:
-        raise WrongUseError(f"--by must be one of {', '.join(known)} for {experiment}, got {by!r}")
+        raise UsageError(f"--by must be one of {', '.join(known)} for {experiment}, got {by!r}")
 
 
 def _judge(experiment: str, method: str, by: str | None) -> _Judge:
     """What decides: by default the criterion of the method.
 
     Raises:
-        WrongUseError: if it is what other methods are trained by, and this one never measures.
+        UsageError: if it is what other methods are trained by, and this one never measures.
     """
     kind = experiment_class(experiment)
     owners = [other for other, criterion in kind.own_criteria.items() if criterion == by]
     if owners and method not in owners:
-        raise WrongUseError(f"--by {by}: {method} has none; it is for {', '.join(owners)}, and --methods leaves out others")
+        raise UsageError(f"--by {by}: {method} has none; it is for {', '.join(owners)}, and --methods leaves out others")
     return _Judge(by or kind.criterion_of(method), kind.judges.get(by or "", 1))
 
 
@@ -176,7 +177,7 @@ def _check_names(experiment: str, method: str, given: dict[str, Any]) -> None:
     """Raise for a method or an option that there is not, rather than say that no run was told it."""
     try:
         make_args(experiment, method, given)
-    except WrongUseError:
+    except UsageError:
         raise
     except ValueError:
         pass  # a value that does not fit the presets may fit what was tuned
@@ -200,22 +201,22 @@ def _heeded(experiment: str, told: dict[str, Any]) -> dict[str, Any]:
     """What a run was told, completed, and as it is by default where that makes no difference to its method."""
     defaults = with_defaults(experiment, {})
     return {
-        name: value if heeds(experiment, told["method"], name) else defaults.get(name, value)
+        name: value if uses(experiment, told["method"], name) else defaults.get(name, value)
         for name, value in with_defaults(experiment, told).items()
     }
 
 
-def _agrees(record: RunRecord, told: Mapping[str, Any]) -> bool:
+def _agrees(record: Run, told: Mapping[str, Any]) -> bool:
     """Whether a run was told the same, as far as it makes a difference to its method."""
     return all(
         record.args.get(name) == value
         or _is_same_place(record, name, value)
-        or not heeds(record.experiment, record.args["method"], name)
+        or not uses(record.experiment, record.args["method"], name)
         for name, value in told.items()
     )
 
 
-def _is_same_place(record: RunRecord, name: str, value: Any) -> bool:
+def _is_same_place(record: Run, name: str, value: Any) -> bool:
     """Whether two names of data are of one folder."""
     return name == "data" and pathlib.Path(record.args[name]).resolve() == pathlib.Path(value).resolve()
 
@@ -249,7 +250,7 @@ def _failed_at_once(folder: pathlib.Path, method: str) -> list[pathlib.Path]:
 
 def _refuse(folder: pathlib.Path, missing: list[str]) -> NoReturn:
     named = missing[:_N_NAMED] + ([f"and {len(missing) - _N_NAMED} more"] if len(missing) > _N_NAMED else [])
-    raise WrongUseError(
+    raise UsageError(
         f"--tuned-by {folder}: {'; '.join(named)}. Finish the sweep there first; "
         "to leave out a setting, remove its runs of all seeds, and to leave out a method, give --methods"
     )
@@ -264,7 +265,7 @@ def _choice(
     _check_alike(method, earlier, judge)
     numbers = [i for i, mean in enumerate(means) if not math.isnan(mean)]
     if not numbers:
-        raise WrongUseError(f"--tuned-by {earlier.folder}: no run of {method} there has measured {judge.name}")
+        raise UsageError(f"--tuned-by {earlier.folder}: no run of {method} there has measured {judge.name}")
     best = max(numbers, key=lambda i: judge.sign * means[i])
     told = summaries[best].records[0].args
     values = {name: told.get(name) for name in names}
@@ -278,21 +279,21 @@ def _choice(
 def _tuned_options(experiment: str, method: str, earlier: _Earlier) -> list[str]:
     """What differs among the runs of a method; where it has a single setting, what does among those of another.
 
-    Where all methods have one setting, what differs between them. Always what the method heeds, which may be nothing.
+    Where all methods have one setting, what differs between them. Always what the method uses, which may be nothing.
     """
     if names := _differing(experiment, earlier.of(method)):
         return sorted(names)
     within = [_differing(experiment, earlier.of(other)) for other in experiment_class(experiment).methods]
     names = set().union(*within) or _differing(experiment, earlier.records)
     if not names:
-        raise WrongUseError(
+        raise UsageError(
             f"--tuned-by {earlier.folder}: nothing was tuned there, all runs of {earlier.title} have the same setting; "
             "give the folder of a sweep with --grid"
         )
-    return sorted(name for name in names if heeds(experiment, method, name))
+    return sorted(name for name in names if uses(experiment, method, name))
 
 
-def _differing(experiment: str, records: list[RunRecord]) -> set[str]:
+def _differing(experiment: str, records: list[Run]) -> set[str]:
     """What can be tuned and is not the same in some runs."""
     return (set(grid_options(experiment)) - FREE).intersection(differing_options(records))
 

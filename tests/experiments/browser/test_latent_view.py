@@ -13,10 +13,10 @@ import pytest
 import torch
 from sparsum_experiments import report
 from sparsum_experiments.bitvector_vae import BitvectorVAE, Model
-from sparsum_experiments.evaluate import restore_experiment
 from sparsum_experiments.report import latent
 from sparsum_experiments.report.latent.bits import BitsView
-from sparsum_experiments.running import run
+from sparsum_experiments.training.evaluate import restore_experiment
+from sparsum_experiments.training.start import run
 from torch import Tensor
 
 pytestmark = pytest.mark.browser

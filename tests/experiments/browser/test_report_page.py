@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from sparsum_experiments import report
 from sparsum_experiments.registry import make_args
-from sparsum_experiments.running import run
-from sparsum_experiments.runs import RunFolder
+from sparsum_experiments.runs.folder import RunFolder
+from sparsum_experiments.training.start import run
 
 pytestmark = pytest.mark.browser
 RESULTS = Path(__file__).parents[3] / "results"

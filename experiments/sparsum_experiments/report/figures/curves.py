@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sparsum_experiments.report.records import RunRecord
 from sparsum_experiments.report.summary import Summary, statistic
+from sparsum_experiments.runs.reading import Run
 
 #: More points than this are not told apart, and make the page large.
 MAX_POINTS = 250
@@ -63,13 +63,13 @@ def chosen_epochs(n_epochs: int, n_points: int = MAX_POINTS) -> list[int]:
     return [round(i * (n_epochs - 1) / (n_points - 1)) for i in range(n_points)]
 
 
-def _calls(name: str) -> Callable[[RunRecord], list[float]]:
+def _calls(name: str) -> Callable[[Run], list[float]]:
     return lambda run: [line["calls"][name] for line in run.lines]
 
 
-def _has(run: RunRecord, names: Sequence[str]) -> bool:
+def _has(run: Run, names: Sequence[str]) -> bool:
     return all(isinstance(line["calls"].get(name), int | float) for line in run.lines for name in names)
 
 
-def _mean_over_seeds(summary: Summary, values_of: Callable[[RunRecord], list[float]]) -> list[float]:
+def _mean_over_seeds(summary: Summary, values_of: Callable[[Run], list[float]]) -> list[float]:
     return [statistic(values).mean for values in zip(*map(values_of, summary.records), strict=False)]

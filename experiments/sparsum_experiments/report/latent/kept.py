@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from sparsum_experiments.evaluate import restore_experiment
 from sparsum_experiments.files import parse_json
 from sparsum_experiments.registry import with_defaults
 from sparsum_experiments.report.latent.bits import BitsView
@@ -17,9 +16,10 @@ from sparsum_experiments.report.latent.classes import ClassesView
 from sparsum_experiments.report.latent.fields import Fields
 from sparsum_experiments.report.latent.symbols import SymbolsView
 from sparsum_experiments.report.latent.view import AbstractView
-from sparsum_experiments.report.records import RunRecord, rounded
 from sparsum_experiments.report.sections import PLACES
+from sparsum_experiments.runs.reading import Run, rounded
 from sparsum_experiments.seeds import generator_for
+from sparsum_experiments.training.evaluate import restore_experiment
 
 #: Its name, beside the records of the runs.
 LATENT_FILE = "latent.json"
@@ -51,7 +51,7 @@ class Latent:
         content = vars(self) | {"view": self.view.to_json()}
         return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
-    def difference(self, run: RunRecord) -> str:
+    def difference(self, run: Run) -> str:
         """What sets a run apart from the one of the view, but for its seed and where it was made; empty if nothing does."""
         if run.experiment != self.experiment:
             return f"experiment {self.experiment} instead of {run.experiment}"

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 
 from sparsum_experiments.report.html import Markup, element
 from sparsum_experiments.report.latent.kept import LATENT_FILE, VIEWS, Latent, NoView, latent_of_run, read_latent
-from sparsum_experiments.report.records import RunRecord
 from sparsum_experiments.report.sections import Section
 from sparsum_experiments.report.settings import setting_text
 from sparsum_experiments.report.summary import Summary, rank
-from sparsum_experiments.runs import RunFolder
+from sparsum_experiments.runs.folder import RunFolder
+from sparsum_experiments.runs.reading import Run
 
 # A view that cannot be made is told, and the next best run is tried, so often.
 _MAX_TRIED = 4
@@ -82,7 +82,7 @@ def _candidates(summaries: list[Summary]) -> Iterator[tuple[Summary, pathlib.Pat
         yield from ((summary, file) for file in files if file.is_file())
 
 
-def _seed(record: RunRecord) -> int:
+def _seed(record: Run) -> int:
     seed = record.args["seed"]
     return seed if isinstance(seed, int) else 0
 

@@ -1,0 +1,135 @@
+r"""How many bits per pixel an image takes under a model whose codes are bit vectors: :math:`-\log_2 p(x)`, in three ways."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from sparsum_experiments.models.annealing import Annealing, from_annealing
+from sparsum_experiments.models.importance import (
+    LogJoint,
+    LogLikelihood,
+    Sampling,
+    from_samples,
+    log_likelihood,
+    proposal,
+    proposal_logits,
+)
+
+#: What the scores are multiplied by, one number per model, chosen on validation data.
+SHARPNESSES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+
+
+class BitModel(Protocol):
+    """A model whose latent variable is a bit vector."""
+
+    def scores(self, x: Tensor) -> Tensor:
+        """What the posterior is made from: (n_rows, n_bits)."""
+
+    def posterior(self, x: Tensor, generator: torch.Generator) -> Distribution:
+        """The distribution of z given each observation."""
+
+    def log_joint(self, x: Tensor) -> LogJoint:
+        """The logarithm of p(x, z)."""
+
+
+class _Work:
+    """What there is to do, and which part of it is done: told after each batch, or more often."""
+
+    def __init__(self, amount: float, progress: Callable[[float], None] | None) -> None:
+        self.amount, self.progress, self.done = amount, progress, 0.0
+
+    def advance(self, amount: float) -> None:
+        self.done += amount
+        if self.progress is not None:
+            self.progress(min(self.done / self.amount, 1.0))
+
+    def in_batches(self, images: Tensor, size: int, estimate: Callable[[Tensor], LogLikelihood]) -> LogLikelihood:
+        """Estimate for all images; each is a work of 1."""
+        parts = []
+        for part in images.split(size):
+            parts.append(estimate(part))
+            self.advance(len(part))
+        return LogLikelihood.concatenate(parts)
+
+
+def bits_per_dim(
+    model: BitModel,
+    x: Tensor,  # shape: (n, n_pixels)
+    held_out: Tensor,  # shape: (m, n_pixels)
+    sampling: Sampling,
+    batch_size: int,
+    *,
+    n_annealed: int = 0,
+    progress: Callable[[float], None] | None = None,
+) -> dict[str, float]:
+    r"""The mean of :math:`-\log_2 p(x)` per pixel: the paper's way, with samples from a `proposal`, and by annealing them.
+
+    Args:
+        model: in evaluation mode.
+        x: the images.
+        held_out: others, on which the sharpness of the proposal is chosen.
+        sampling: how the first two ways are sampled.
+        batch_size: how many images to do at a time.
+        n_annealed: for how many images, the first ones, to walk chains: 0 or at least 2. Each takes as long as 8,000
+            samples.
+        progress: is told which part is done, from 0 to 1.
+
+    Returns:
+        ``bits_per_dim_paper``, ``bits_per_dim_proposal``, their standard errors ``..._se``, which are those of the sampling
+        and not of the choice of images, and the ``sharpness``; with ``n_annealed`` also ``bits_per_dim_annealed``, which is
+        for all images, too (see `annealed_mean`), its ``..._se``, and ``n_annealed``.
+    """
+    if sampling.n_samples < 2:
+        raise ValueError(f"n_samples must be at least 2, got {sampling.n_samples}")
+    if n_annealed < 0 or n_annealed == 1:
+        raise ValueError(f"n_annealed must be 0 or at least 2, got {n_annealed}")
+    annealing, first = Annealing(sampling.generator), x[:n_annealed]
+    step = annealing.n_chains / sampling.n_samples  # the work of an image's chains, where that of its samples is 1
+    work = _Work(len(SHARPNESSES) * len(held_out) + 2 * len(x) + (step * annealing.n_steps + 1) * len(first), progress)
+
+    def by_posterior(part: Tensor) -> LogLikelihood:
+        return log_likelihood(model.log_joint(part), model.posterior(part, sampling.generator), sampling)
+
+    def by_proposal(part: Tensor, sharpness: float) -> LogLikelihood:
+        return from_samples(model.log_joint(part), proposal(model.scores(part), sharpness), sampling)
+
+    def by_annealing(part: Tensor, sharpness: float) -> LogLikelihood:
+        logits = proposal_logits(model.scores(part), sharpness)
+        return from_annealing(model.log_joint(part), logits, annealing, lambda: work.advance(step * len(part)))
+
+    proposals = {a: functools.partial(by_proposal, sharpness=a) for a in SHARPNESSES}
+    sharpness = max(SHARPNESSES, key=lambda a: work.in_batches(held_out, batch_size, proposals[a]).mean()[0])
+    paper = work.in_batches(x, batch_size, by_posterior)
+    sampled = work.in_batches(x, batch_size, proposals[sharpness])
+    found = {"paper": paper.mean(), "proposal": sampled.mean()}
+    if n_annealed:
+        size = max(1, sampling.n_at_once // annealing.n_chains)
+        annealed = work.in_batches(first, size, functools.partial(by_annealing, sharpness=sharpness))
+        found["annealed"] = annealed_mean(annealed, sampled)
+    metrics, nats = {"sharpness": sharpness}, x.shape[1] * math.log(2)
+    for name, (value, standard_error) in found.items():
+        metrics |= {f"bits_per_dim_{name}": -value / nats, f"bits_per_dim_{name}_se": standard_error / nats}
+    return metrics | ({"n_annealed": float(len(first))} if n_annealed else {})
+
+
+def annealed_mean(
+    annealed: LogLikelihood,  # of the first m rows
+    sampled: LogLikelihood,  # of all n rows
+) -> tuple[float, float]:
+    """The mean over all rows of what annealing finds, and its standard error, where only the first rows were annealed.
+
+    To the mean of the samples of all rows comes what annealing adds to it in the first ones. This differs from row to row
+    far less than the likelihood itself. The error takes the first rows for ones that were chosen at random.
+    """
+    m, n = len(annealed.value), len(sampled.value)
+    gain = annealed.value - sampled.value[:m]
+    # The differences between rows hold the noise of the chains as well, so that all of it is counted for m = n alone.
+    by_choice = gain.std().item() * math.sqrt((1 - m / n) / m) if m < n else 0.0
+    return sampled.mean()[0] + gain.mean().item(), math.hypot(by_choice, math.sqrt(m / n) * annealed.mean()[1])

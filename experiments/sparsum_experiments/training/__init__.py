@@ -1,0 +1,1 @@
+"""Training and evaluating one model: the loop, captured steps, and what an epoch logs."""

@@ -1,0 +1,325 @@
+"""One training loop for all experiments."""
+
+from __future__ import annotations
+
+import math
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
+
+import torch
+from lightning_fabric import Fabric
+from torch.utils.tensorboard import SummaryWriter
+
+from sparsum import NoDistribution
+from sparsum_experiments.errors import DivergedError, Stopped
+from sparsum_experiments.experiment import AbstractExperiment, Step
+from sparsum_experiments.runs.folder import RunFolder
+from sparsum_experiments.seeds import generator_for, seed_for
+from sparsum_experiments.training.epoch_log import Record
+from sparsum_experiments.training.steps import steps_for
+
+#: A run that is killed loses at most this much.
+CHECKPOINT_SECONDS = 60.0
+#: At the end of an epoch a run saves after this time already; not at every one, since epochs can take less than saving.
+EPOCH_CHECKPOINT_SECONDS = 5.0
+#: How often the loop looks at its measurements, which on a GPU waits for it.
+LOOK_SECONDS = 1.0
+
+
+class Watcher(Protocol):
+    """Who is told how a run goes on."""
+
+    def step(self, epoch: int, done: float, loss: float, calls: float, seconds_left: float) -> None:
+        """So much of all steps is done, a number from 0 to 1."""
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        """An epoch has ended with these metrics."""
+
+    def say(self, text: str) -> None:
+        """Something to know."""
+
+
+@dataclass
+class _Place:
+    """Where a run is."""
+
+    epoch: int = 0
+    step: int = 0  # within the epoch
+    best: float = -float("inf")
+    seconds: float = 0.0  # of training, in all epochs before this one
+    epoch_seconds: float = 0.0  # in this one
+
+
+class Training:
+    """A run of an experiment in its folder, from where it was.
+
+    Args:
+        experiment: its model is trained in place.
+        folder: where it is written.
+        fabric: the device and precision.
+        watcher: who is told how it goes on.
+        checkpoint_seconds: how often to save in the middle of an epoch; at the end of one it is done more often.
+    """
+
+    def __init__(
+        self,
+        experiment: AbstractExperiment,
+        folder: RunFolder,
+        fabric: Fabric,
+        watcher: Watcher,
+        checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    ) -> None:
+        self.experiment, self.folder, self.fabric, self.watcher = experiment, folder, fabric, watcher
+        self.checkpoint_seconds = checkpoint_seconds
+        self.place = _Place()
+        self.steps = steps_for(experiment, fabric)
+        self.record = self._new_record()
+        self._noise: torch.Tensor | None = None  # the state of the generator in the middle of an epoch
+        self._best: dict[str, Any] | None = None  # a checkpoint to be written with the next one
+        self._saved_at = self._looked_at = time.monotonic()
+        self._is_begun = False
+
+    def restore(self) -> None:
+        """Go to where the run was, if it has a checkpoint.
+
+        Raises:
+            ValueError: if the checkpoint is broken, or of another run; it names the file.
+        """
+        if (state := self._last_checkpoint()) is None:
+            return
+        try:
+            self._restore(state)
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            file = self.folder.checkpoint_file("last")
+            raise ValueError(f"{file} does not fit this run or this version; remove it to begin anew") from error
+        self._is_begun = True
+
+    def run(self) -> list[dict[str, Any]]:
+        """Train to the end; returns the metrics of all epochs."""
+        if not self._is_begun:
+            self._start()
+        self.folder.forget_metrics(self.place.epoch)
+        if (n_lines := len(self.folder.metrics())) != self.place.epoch:
+            file = self.folder.metrics_file
+            raise ValueError(
+                f"{file} has {n_lines} epochs, and the checkpoint comes after {self.place.epoch}: lines are missing"
+            )
+        if self.place.epoch >= self.experiment.args.epochs:
+            self.watcher.say(f"finished already, after {self.place.epoch} epochs; more --epochs go on")
+            return self.folder.metrics()
+        with (
+            _stop_requests() as requests,
+            SummaryWriter(str(self.folder.path / "tensorboard"), purge_step=self.place.epoch) as writer,
+        ):
+            while self.place.epoch < self.experiment.args.epochs:
+                with self.steps.epoch():
+                    self._train_epoch(requests)
+                line = self._end_epoch()
+                _write_scalars(writer, line)
+        return self.folder.metrics()
+
+    def _last_checkpoint(self) -> dict[str, Any] | None:
+        """Where the run is, None if it has not begun."""
+        try:
+            return self.folder.load("last", self.fabric.device)
+        except ValueError as error:
+            raise ValueError(f"{error}; remove it to begin anew") from error
+
+    def _start(self) -> None:
+        """What comes before the first step, which is begun anew if it is interrupted."""
+        try:
+            self.experiment.start(self.watcher.say)
+        except KeyboardInterrupt:
+            raise Stopped(f"stopped before the first step of {self.folder.path}", self.folder.path) from None
+
+    def _train_epoch(self, requests: list[int]) -> None:
+        """The steps of an epoch that are left."""
+        experiment, place = self.experiment, self.place
+        generator = self.steps.generator.manual_seed(seed_for(experiment.args.seed, "epoch", place.epoch))
+        order = experiment.start_epoch(generator)
+        if self._noise is not None:
+            generator.set_state(self._noise.cpu())
+            self._noise = None
+        self.steps.model.train()
+        begin = time.monotonic() - place.epoch_seconds
+        for i in range(place.step, experiment.n_steps):
+            self.record.add(i, self._step(order, i))
+            place.step, place.epoch_seconds = i + 1, time.monotonic() - begin
+            self._look(generator, is_stopping=bool(requests))
+        self._check()
+        if self.fabric.device.type == "cuda":
+            torch.cuda.synchronize(self.fabric.device)
+        place.epoch_seconds = time.monotonic() - begin
+
+    def _step(self, order: torch.Tensor, i: int) -> Step:
+        """A step; where the model has diverged, estimators refuse its scores before there is a loss."""
+        try:
+            return self.steps.take(order, i)
+        except NoDistribution as error:
+            self._raise_diverged(f"at step {self._n_steps_done() + 1} the scores are no numbers any more: {error}")
+
+    def _look(self, generator: torch.Generator, *, is_stopping: bool) -> None:
+        """Now and then, tell how it goes, see that all is well, and save."""
+        now = time.monotonic()
+        is_cpu = self.fabric.device.type == "cpu"
+        if not (is_stopping or is_cpu or now - self._looked_at > LOOK_SECONDS):
+            return
+        self._check()
+        if is_stopping or now - self._saved_at > self.checkpoint_seconds:
+            self._save(generator)
+        if is_stopping:
+            raise Stopped(f"stopped after step {self._n_steps_done()}; it is saved in {self.folder.path}", self.folder.path)
+        if now - self._looked_at > LOOK_SECONDS:
+            self._looked_at = now
+            self._tell()
+
+    def _check(self) -> None:
+        """Stop a run whose loss is no number any more; what is saved dates from before."""
+        try:
+            self.record.check(self.place.step, self.place.epoch * self.experiment.n_steps)
+        except DivergedError as error:
+            self._raise_diverged(str(error))
+
+    def _raise_diverged(self, what: str) -> NoReturn:
+        self._save_best()
+        file = self.folder.checkpoint_file("last")
+        where = f"the last good checkpoint is {file}" if file.exists() else "there is no checkpoint yet"
+        raise DivergedError(f"{what}; {where}; a smaller --lr may help") from None
+
+    def _n_steps_done(self) -> int:
+        return self.place.epoch * self.experiment.n_steps + self.place.step
+
+    def _tell(self) -> None:
+        place, n_all = self.place, self.experiment.args.epochs * self.experiment.n_steps
+        done = self._n_steps_done() / n_all
+        seconds = place.seconds + place.epoch_seconds
+        loss, calls = self.record.recent(place.step)
+        left = seconds / done * (1 - done)
+        self.watcher.step(place.epoch, done, loss, calls, left)
+        self.folder.write_progress(
+            {"epoch": place.epoch, "done": done, "loss": loss, "calls": calls, "seconds_left": left, "time": time.time()}
+        )
+
+    def _end_epoch(self) -> dict[str, Any]:
+        """Validate, write the metrics and the checkpoints, and go to the next epoch."""
+        experiment, place = self.experiment, self.place
+        begin = time.monotonic()
+        experiment.model.eval()
+        generator = generator_for(self.fabric.device, experiment.args.seed, "validation")
+        try:
+            with self.fabric.autocast(), torch.no_grad():
+                validation = experiment.validate(generator)
+        except NoDistribution as error:
+            self._raise_diverged(f"after epoch {place.epoch + 1} the scores are no numbers any more: {error}")
+        wrong = [f"{name} = {value}" for name, value in validation.items() if not math.isfinite(value)]
+        if wrong:
+            self._raise_diverged(f"after epoch {place.epoch + 1} the model is no good any more: {', '.join(wrong)}")
+        train, calls = self.record.summary()
+        line = {
+            "epoch": place.epoch,
+            "step": (place.epoch + 1) * experiment.n_steps,
+            "train": train,
+            "validation": validation,
+            "calls": calls,
+            "seconds": round(place.epoch_seconds, 3),
+            "validation_seconds": round(time.monotonic() - begin, 3),
+            "peak_memory_mb": round(_peak_memory_mb(self.fabric.device), 1),
+        }
+        self.folder.add_metrics(line)
+        score = validation[experiment.criterion_of(experiment.args.method)]
+        is_best = score > place.best
+        self.place = _Place(
+            epoch=place.epoch + 1,
+            best=max(place.best, score),
+            seconds=place.seconds + place.epoch_seconds,
+        )
+        self.record = self._new_record()
+        if is_best:
+            weights = {name: tensor.clone() for name, tensor in experiment.model.state_dict().items()}
+            self._best = {"model": weights, "epoch": line["epoch"]}
+        is_last = self.place.epoch >= experiment.args.epochs
+        wait = min(self.checkpoint_seconds, EPOCH_CHECKPOINT_SECONDS)
+        if is_last or time.monotonic() - self._saved_at >= wait:
+            self._save(None)
+        self.watcher.epoch(line)
+        return line
+
+    def _new_record(self) -> Record:
+        return Record(self.experiment.n_steps, self.experiment.n_calls_per_step, self.fabric.device)
+
+    def _save(self, generator: torch.Generator | None) -> None:
+        """Write the last checkpoint; in the middle of an epoch with its noise and its measurements.
+
+        A step whose loss was a number may still have left weights that are none; then the last one stays.
+        """
+        for name, weights in self.experiment.model.state_dict().items():
+            if weights.is_floating_point() and not bool(weights.isfinite().all()):
+                self._raise_diverged(f"after step {self._n_steps_done()} the weights {name} are no numbers any more")
+        state: dict[str, Any] = {
+            "model": self.experiment.model.state_dict(),
+            "optimiser": self.steps.optimiser.state_dict(),
+            "place": vars(self.place),
+        }
+        if generator is not None:
+            state |= {"noise": generator.get_state(), "record": self.record.state()}
+        self._save_best()
+        self.folder.save("last", state)
+        self._saved_at = time.monotonic()
+
+    def _save_best(self) -> None:
+        """Write the best checkpoint, if there is a newer one than that on disk."""
+        if self._best is not None:
+            self.folder.save("best", self._best)
+            self._best = None
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.experiment.model.load_state_dict(state["model"])
+        self.steps.optimiser.load_state_dict(state["optimiser"])
+        for group in self.steps.optimiser.param_groups:  # it may come from another device
+            group["capturable"] = self.fabric.device.type == "cuda"
+        self.place = _Place(**state["place"])
+        if not all(isinstance(count, int) and count >= 0 for count in (self.place.epoch, self.place.step)):
+            raise ValueError("a place is a number of epochs and of steps")
+        if "record" in state:
+            self.record.restore(state["record"])
+            self._noise = state["noise"]
+
+
+@contextmanager
+def _stop_requests() -> Iterator[list[int]]:
+    """A list that a first Ctrl-C, or a first request to terminate, is put into; a second one acts at once."""
+    requests: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        if requests:
+            raise KeyboardInterrupt
+        requests.append(number)
+        sys.stderr.write("\nstopping after this step; once more stops at once\n")
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield requests
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _peak_memory_mb(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    scale = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 2**20
+
+
+def _write_scalars(writer: SummaryWriter, line: dict[str, Any]) -> None:
+    for part in ("train", "validation", "calls"):
+        for name, value in line[part].items():
+            writer.add_scalar(f"{part}/{name}", value, line["epoch"])
+    writer.add_scalar("seconds", line["seconds"], line["epoch"])
+    writer.flush()

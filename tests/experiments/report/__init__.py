@@ -1,0 +1,1 @@
+"""Tests of sparsum_experiments.report."""
