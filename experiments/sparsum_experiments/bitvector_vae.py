@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, Self
 
+import pydantic
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
 import sparsum as sp
 from sparsum.estimators import AbstractEstimator, Bound, Estimate
-from sparsum_experiments.checked import SIZE, check_ranges
 from sparsum_experiments.data import Images, load_images
-from sparsum_experiments.experiment import GUMBEL_OPTIONS, AbstractExperiment, CommonArgs, Step
+from sparsum_experiments.experiment import AbstractExperiment, Step, temperature_of
 from sparsum_experiments.models.bits_per_dim import bits_per_dim
 from sparsum_experiments.models.importance import LogJoint, Sampling
 from sparsum_experiments.models.layers import Centred, adam, perceptron
 from sparsum_experiments.models.likelihood import pixel_log_likelihood
 from sparsum_experiments.models.mode_through import ModeThrough
 from sparsum_experiments.models.totals import Totals
+from sparsum_experiments.options import MAX_SIZE, CommonArgs, option
 from sparsum_experiments.seeds import with_seed
 
 HIDDEN = 128
@@ -41,79 +41,76 @@ LEAST_USED = 0.01
 N_CHOOSING = 256
 
 
-@dataclass(frozen=True, kw_only=True)
+#: Methods that are trained by another bound than the ELBO.
+BOUNDS = ("topk-bound", "wake-wake", "distinct-bound")
+#: Methods whose atoms a solver finds.
+SOLVED = ("sparsemap", "sparsemap-budget")
+
+
 class Args(CommonArgs):
-    """What this experiment can be told.
+    """The options of this experiment."""
 
-    Args:
-        bits: the number of bits D.
-        k: for topk, the largest number of atoms; for topk-bound and wake-wake, how many atoms or samples there are;
-            for distinct-bound, how many different samples there may be.
-        budget: for sparsemap-budget, how many bits may be 1; None for half of them.
-        solver: for sparsemap and sparsemap-budget: nested, systematic or active-set; by default the structure's own.
-        bit_order: for the solver systematic, whose atoms depend on it: fixed, random (another one for each image at each
-            step) or sorted (by score). In training alone; what is measured is of the fixed order.
-        score_temperature: what scores are divided by. The network can undo it, so that it is a matter of how training goes.
-        score_centre: what is taken away from the scores of a bit: none, or batch, their mean over the batch, which helps
-            to keep a bit from being the same for all images.
-        entropy: the weight of the posterior's entropy in what is trained; 1 is the ELBO.
-    """
+    bits: int = option(32, "Number of bits D.", ge=1, le=MAX_SIZE)
+    k: int = option(10, "Number of atoms or samples.", ge=1, methods=("topk", *BOUNDS), is_main=True)
+    budget: int | None = option(
+        None, "How many bits may be 1. [default: half of them]", methods=("sparsemap-budget",)
+    )
+    solver: Literal["", "nested", "systematic", "active-set"] = option(
+        "", "SparseMAP's solver. [default: the structure's own]", methods=SOLVED, is_main=True
+    )
+    # Atoms of the solver systematic depend on the order; metrics are always those of the fixed one.
+    bit_order: Literal["fixed", "random", "sorted"] = option(
+        "fixed", "Order of the bits in training: fixed, random for each image and step, or sorted by score.", methods=SOLVED
+    )
+    # The network can undo it: it changes how training goes, not what can be learned.
+    score_temperature: float = option(1.0, "Divides the scores.", gt=0)
+    score_centre: Literal["none", "batch"] = option(
+        "none", "batch subtracts each bit's mean score over the batch, which helps to keep all bits in use."
+    )
+    entropy: float = option(
+        1.0,
+        "Weight of the posterior's entropy in the objective; 1 is the ELBO.",
+        ignored_by=BOUNDS,
+        changes_cost=False,
+        is_main=True,
+    )
 
-    bits: int = 32
-    k: int = 10
-    budget: int | None = None
-    solver: str = ""
-    bit_order: str = "fixed"
-    score_temperature: float = 1.0
-    score_centre: str = "none"
-    entropy: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_ranges(self, {"bits": SIZE, "k": (1, math.inf)})
-        if self.method not in ESTIMATORS:
-            raise ValueError(f"method must be one of {', '.join(ESTIMATORS)}, got {self.method!r}")
-        if self.method in {"dense", "sparse", "entmax15"} and self.bits > MAX_LISTED_BITS:
-            raise ValueError(
-                f"{self.method} lists all 2**bits vectors, so --bits must be at most {MAX_LISTED_BITS}, got {self.bits}; "
-                "topk and sparsemap take any number"
-            )
-        if self.solver not in SOLVERS:
-            raise ValueError(f"--solver must be one of {', '.join(filter(None, SOLVERS))}, got {self.solver!r}")
-        if self.method == "sparsemap-budget" and self.budget is not None and not 1 <= self.budget <= self.bits:
-            raise ValueError(f"--budget must be from 1 to {self.bits}, the number of bits, got {self.budget}")
-        if (self.method, self.solver) == ("sparsemap-budget", "nested"):
-            raise ValueError("the solver nested ignores a budget: use systematic or active-set for sparsemap-budget")
-        if self.bit_order not in BIT_ORDERS:
-            raise ValueError(f"--bit-order must be one of {', '.join(BIT_ORDERS)}, got {self.bit_order!r}")
-        if self.bit_order != "fixed" and not self._is_systematic:
-            raise ValueError(f"--bit-order {self.bit_order} is for the solver systematic of sparsemap and sparsemap-budget")
-        if self.score_centre not in SCORE_CENTRES:
-            raise ValueError(f"--score-centre must be one of {', '.join(SCORE_CENTRES)}, got {self.score_centre!r}")
-        if self.score_centre == "batch" and self.batch_size < 2:
-            raise ValueError(f"--score-centre batch needs a --batch-size of at least 2, got {self.batch_size}")
-        if self.method in BOUNDS and self.entropy != 1:
-            raise ValueError(f"{self.method} has no entropy in what it trains, so --entropy must be 1, got {self.entropy}")
-        if self.method in BOUNDS and self.k < 2:
-            raise ValueError(f"{self.method} compares codes with each other, so --k must be at least 2, got {self.k}")
-        if self.score_temperature <= 0:
-            raise ValueError(f"--score-temperature must be more than 0, got {self.score_temperature}")
-
-    @property
-    def _is_systematic(self) -> bool:
-        """Whether atoms depend on the order of bits, as they do by default."""
-        return self.method in SOLVED and self.solver in {"", "systematic"}
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> Self:
+        if problem := _problem(self):
+            raise ValueError(problem)
+        return self
 
     @property
     def structure(self) -> sp.Bits | sp.Budget:
-        """The bit vectors that can have mass; the prior is over all."""
+        """The bit vectors that can have mass; the prior is over all of them."""
         if self.method != "sparsemap-budget":
             return sp.Bits(self.bits)
         return sp.Budget(self.bits, self.bits // 2 if self.budget is None else self.budget)
 
 
-BIT_ORDERS = ("fixed", "random", "sorted")
-SCORE_CENTRES = ("none", "batch")
+def _problem(args: Args) -> str:
+    """What does not go together in a config; empty if all does."""
+    is_systematic = args.method in SOLVED and args.solver in {"", "systematic"}
+    if args.method in {"dense", "sparse", "entmax15"} and args.bits > MAX_LISTED_BITS:
+        return (
+            f"{args.method} lists all 2**bits vectors, so --bits must be at most {MAX_LISTED_BITS}, got {args.bits}; "
+            "topk and sparsemap take any number"
+        )
+    if args.method == "sparsemap-budget" and args.budget is not None and not 1 <= args.budget <= args.bits:
+        return f"--budget must be from 1 to {args.bits}, the number of bits, got {args.budget}"
+    if (args.method, args.solver) == ("sparsemap-budget", "nested"):
+        return "the solver nested ignores a budget: use systematic or active-set for sparsemap-budget"
+    if args.bit_order != "fixed" and not is_systematic:
+        return f"--bit-order {args.bit_order} is for the solver systematic of sparsemap and sparsemap-budget"
+    if args.score_centre == "batch" and args.batch_size < 2:
+        return f"--score-centre batch needs a --batch-size of at least 2, got {args.batch_size}"
+    if args.method in BOUNDS and args.entropy != 1:
+        return f"the objective of {args.method} has no entropy, so --entropy must be 1, got {args.entropy}"
+    if args.method in BOUNDS and args.k < 2:
+        return f"{args.method} compares codes with each other, so --k must be at least 2, got {args.k}"
+    return ""
+
 
 #: The paper gives the active set 300 steps; what is not solved by then is used as it is, and counted.
 SOLVERS: dict[str, sp.solvers.AbstractSolver | None] = {
@@ -134,17 +131,13 @@ ESTIMATORS: dict[str, Callable[[Args, int], AbstractEstimator]] = {
     "nvil": lambda _, n_pixels: sp.estimators.NVIL(n_pixels),
     "wake-wake": lambda *_: sp.estimators.ScoreFunction(baseline=False),
     "distinct-bound": lambda *_: sp.estimators.ScoreFunction(baseline=False),
-    "gumbel": lambda args, _: sp.estimators.GumbelSoftmax(args.temperature()),
-    "st-gumbel": lambda args, _: sp.estimators.StraightThrough(args.temperature()),
-    "st-gumbel-mode": lambda args, _: ModeThrough(args.temperature()),
+    "gumbel": lambda args, _: sp.estimators.GumbelSoftmax(temperature_of(args)),
+    "st-gumbel": lambda args, _: sp.estimators.StraightThrough(temperature_of(args)),
+    "st-gumbel-mode": lambda args, _: ModeThrough(temperature_of(args)),
     "dense": lambda args, n_pixels: sp.estimators.Dense(chunk_size=_chunk_size(args, n_pixels)),
     "sparse": lambda args, n_pixels: sp.estimators.Sparse(chunk_size=_chunk_size(args, n_pixels)),
     "entmax15": lambda args, n_pixels: sp.estimators.Sparse(1.5, chunk_size=_chunk_size(args, n_pixels)),
 }
-#: Methods that are trained by another bound than the ELBO.
-BOUNDS = ("topk-bound", "wake-wake", "distinct-bound")
-#: Methods whose atoms a solver finds.
-SOLVED = ("sparsemap", "sparsemap-budget")
 # What the is_exact of a distribution tells: that a cut to k atoms changed nothing, or that a solver came to its end.
 _CERTIFICATES = {
     "topk": ("exact", True),
@@ -291,15 +284,8 @@ class BitvectorVAE(AbstractExperiment):
     methods: ClassVar[tuple[str, ...]] = tuple(ESTIMATORS)
     criterion: ClassVar[str] = "elbo"
     own_criteria: ClassVar[Mapping[str, str]] = dict.fromkeys(BOUNDS, "bound")
-    used_by: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        **dict.fromkeys(GUMBEL_OPTIONS, ("gumbel", "st-gumbel", "st-gumbel-mode")),
-        "k": ("topk", *BOUNDS),
-        "budget": ("sparsemap-budget",),
-        "solver": SOLVED,
-        "bit_order": SOLVED,
-        "entropy": tuple(method for method in ESTIMATORS if method not in BOUNDS),
-    }
     judges: ClassVar[Mapping[str, int]] = {f"bits_per_dim_{way}": -1 for way in ("paper", "proposal", "annealed")}
+    args_class: ClassVar[type[CommonArgs]] = Args
     args: Args
 
     def __init__(self, args: Args, device: torch.device, images: Images | None = None) -> None:
@@ -316,7 +302,7 @@ class BitvectorVAE(AbstractExperiment):
         self.model: Model = with_seed(lambda: Model(args, *sizes), args.seed, "weights").to(device)
 
     @property
-    def is_repeatable(self) -> bool:
+    def is_capturable(self) -> bool:
         """Not where the number of chunks depends on the data."""
         return getattr(self.estimator, "chunk_size", None) is None
 

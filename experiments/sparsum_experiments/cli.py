@@ -51,7 +51,7 @@ from sparsum_experiments.registry import uses
 from sparsum_experiments.report import find_runs, page_file, read_comparisons, read_sections, sections_table, write_page
 from sparsum_experiments.report import latex as as_latex
 from sparsum_experiments.report import markdown as as_markdown
-from sparsum_experiments.runs.folder import RunFolder
+from sparsum_experiments.runs import RunFolder
 from sparsum_experiments.runs.records import write_records
 from sparsum_experiments.sweep import sweep_command
 from sparsum_experiments.training.evaluate import evaluate_run

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sparsum_experiments.report import write_report
-from sparsum_experiments.runs.folder import RunFolder
+from sparsum_experiments.runs import RunFolder
 from sparsum_experiments.sweep import PlannedRun, make_plan, sweep
 from sparsum_experiments.sweep.board import Board
 from sparsum_experiments.sweep.pool import Phase

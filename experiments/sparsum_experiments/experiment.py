@@ -1,89 +1,53 @@
-"""What the training loop knows of an experiment."""
+"""What the training loop, sweeps and reports know of an experiment."""
 
 from __future__ import annotations
 
-import math
-import pathlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sparsum.estimators import Anneal
-from sparsum_experiments.checked import check_kinds, check_ranges
 from sparsum_experiments.models.totals import Totals
+from sparsum_experiments.options import CommonArgs
 
-# More than any run has, and no more than a tensor can count.
-_MOST_STEPS = 2**60
-
-
-@dataclass(frozen=True, kw_only=True)
-class CommonArgs:
-    """What all experiments can be told; each adds its own.
-
-    Args:
-        method: how the sum over the latent variable is made.
-        data: the name of the data set.
-        data_dir: where its files are.
-        epochs: how many passes over the data.
-        seed: of the weights and of all noise.
-        lr: the learning rate of Adam.
-        batch_size: how many examples a step takes.
-        temperature_decay: r in the temperature max(0.5, exp(-r t)) of the Gumbel methods.
-        temperature_every: how many steps one temperature is kept.
-        device: cpu, cuda or auto.
-        precision: 32 or bf16-mixed.
-    """
-
-    method: str
-    data: str = "digits"
-    data_dir: str = "data"
-    epochs: int = 100
-    seed: int = 0
-    lr: float = 1e-3
-    batch_size: int = 64
-    temperature_decay: float = 1e-5
-    temperature_every: int = 1000
-    device: str = "auto"
-    precision: str = "32"
-
-    def __post_init__(self) -> None:
-        check_kinds(self)
-        check_ranges(
-            self,
-            {
-                "epochs": (0, math.inf),
-                "lr": (0, math.inf),
-                "batch_size": (1, math.inf),
-                "temperature_decay": (0, math.inf),
-                "temperature_every": (1, _MOST_STEPS),
-            },
-        )
-
-    def temperature(self) -> Anneal:
-        """The temperature of a Gumbel method, at its first step."""
-        return Anneal(self.temperature_decay, every=self.temperature_every)
-
-    @property
-    def data_name(self) -> str:
-        """The data set without the folders above it."""
-        return pathlib.Path(self.data).name
+#: How each method computes the sum over the latent variable, for ``--help``.
+METHODS = {
+    "sparse": "exact sum over the assignments that sparsemax keeps",
+    "dense": "exact sum over all assignments, under softmax",
+    "entmax15": "exact sum over the assignments that 1.5-entmax keeps",
+    "topk": "exact sum over the k best assignments, under sparsemax",
+    "topk-bound": "bound on the log-likelihood from the k best assignments",
+    "sparsemap": "exact sum over the assignments of SparseMAP",
+    "sparsemap-budget": "SparseMAP with a limit on the bits that are 1",
+    "sfe": "score function (REINFORCE) with a running mean as baseline",
+    "sfe-plus": "score function with a second sample as baseline",
+    "nvil": "score function with a network as baseline",
+    "sum-and-sample": "exact sum over the k best assignments and a sample of the rest",
+    "wake-wake": "bound on the log-likelihood from k weighted samples",
+    "distinct-bound": "bound on the log-likelihood from up to k different samples",
+    "gumbel": "Gumbel-softmax relaxation",
+    "st-gumbel": "straight-through Gumbel-softmax",
+    "st-gumbel-mode": "straight-through Gumbel-softmax of the mode, as in the paper's code",
+    "sfe-01": "score function with the 0/1 loss of a sampled answer",
+    "sfe-plus-01": "sfe-01 with a second sample as baseline",
+}
 
 
-#: The options of `CommonArgs` that few methods heed, and which these are.
-GUMBEL_OPTIONS = dict.fromkeys(("temperature_decay", "temperature_every"), ("gumbel", "st-gumbel"))
+def temperature_of(args: CommonArgs) -> Anneal:
+    """The temperature of a Gumbel method, at its first step."""
+    return Anneal(args.temperature_decay, every=args.temperature_every)
 
 
 class Step(NamedTuple):
-    """What a training step, or a batch of a validation, returns.
+    """The result of a training step, or of a batch of validation data.
 
     Args:
-        objective: what is minimised, a single number.
-        terms: what is logged, each a single number: the mean over the batch, without a gradient.
-        calls: how often the decoder was called for each example, an int64 vector.
+        objective: what is minimised, a scalar.
+        terms: scalars to log: means over the batch, without gradient.
+        calls: decoder calls of each example, an int64 vector.
     """
 
     objective: Tensor
@@ -94,40 +58,37 @@ class Step(NamedTuple):
 class AbstractExperiment(ABC):
     """A model, its data and its loss.
 
-    The loop calls, for each epoch, `start_epoch` and then the model on `batch(order, i)` for i below `n_steps`; everything
-    random comes from the generator that it passes, which is another one for every epoch.
+    For each epoch, the loop calls `start_epoch`, then the model on `batch(order, i)` for i below `n_steps`. All randomness
+    comes from the generator that the loop passes, a different one for every epoch.
     """
 
     #: Its name on the command line.
     name: ClassVar[str]
+    #: The class of its options.
+    args_class: ClassVar[type[CommonArgs]]
     #: The methods it can be trained with.
     methods: ClassVar[tuple[str, ...]]
-    #: The term of the validation data by which methods are compared, the larger the better.
+    #: The validation metric by which methods are compared; larger is better.
     criterion: ClassVar[str]
-    #: For methods that are trained for something else, the term by which models and settings of them are chosen.
+    #: For methods with another objective, the validation metric by which their models and settings are chosen.
     own_criteria: ClassVar[Mapping[str, str]] = {}
-    #: Options that few methods heed, and which these are; to others all their values are the same.
-    used_by: ClassVar[Mapping[str, tuple[str, ...]]] = GUMBEL_OPTIONS
-    #: What else it can be chosen by, of what `evaluate` measures: 1 if the larger is the better, -1 if the smaller is.
+    #: Other metrics, of `evaluate`, by which settings can be chosen: 1 if larger is better, -1 if smaller is.
     judges: ClassVar[Mapping[str, int]]
 
     args: CommonArgs
-    #: Called as ``model(batch, generator)``, where batch is what `batch` returns; gives a `Step`. Its estimator is in it.
+    #: Called as ``model(batch, generator)`` with the result of `batch`; returns a `Step`. It holds the estimator.
     model: torch.nn.Module
-    #: How many steps an epoch has.
+    #: Steps per epoch.
     n_steps: int
     #: How many examples of a step count their calls.
     n_calls_per_step: int
+    #: The digest of each data file.
+    data_files: Mapping[str, str]
 
     @classmethod
     def criterion_of(cls, method: str) -> str:
-        """The term by which models and settings of a method are chosen on the validation data, the larger the better."""
+        """The validation metric by which models and settings of a method are chosen; larger is better."""
         return cls.own_criteria.get(method, cls.criterion)
-
-    @classmethod
-    def uses(cls, method: str, option: str) -> bool:
-        """Whether a run of a method depends on an option."""
-        return method in cls.used_by.get(option, cls.methods)
 
     @property
     def estimator(self) -> Any:
@@ -135,8 +96,8 @@ class AbstractExperiment(ABC):
         return self.model.estimator
 
     @property
-    def is_repeatable(self) -> bool:
-        """Whether all steps do the same work but for the sizes of supports, so that a GPU can record and repeat them."""
+    def is_capturable(self) -> bool:
+        """Whether all steps do the same work except for the sizes of supports, so that a GPU can capture them."""
         return True
 
     @abstractmethod
@@ -144,7 +105,7 @@ class AbstractExperiment(ABC):
         """A new optimiser of the model's parameters."""
 
     def start(self, say: Callable[[str], None]) -> None:  # noqa: B027  (most have nothing to do)
-        """What comes before the first epoch, as a warm start does; ``say`` tells how it goes on."""
+        """Run what comes before the first epoch, such as a warm start; ``say`` prints progress."""
 
     @abstractmethod
     def start_epoch(self, generator: torch.Generator) -> Tensor:
@@ -156,13 +117,13 @@ class AbstractExperiment(ABC):
 
     @abstractmethod
     def measure(self, generator: torch.Generator, split: str, limit: int | None) -> Totals:
-        """The metrics of each example of a part of the data, or of the first so many of them."""
+        """Metrics of each example of a split, or of its first ``limit`` examples."""
 
     @torch.no_grad()
     def validate(
         self, generator: torch.Generator, *, split: str = "validation", limit: int | None = None
     ) -> dict[str, float]:
-        """The mean metrics of the model on validation or test data, in evaluation mode."""
+        """Mean metrics of the model on validation or test data, in evaluation mode."""
         self.model.eval()
         return self.measure(generator, split, limit).means()
 
@@ -177,15 +138,15 @@ class AbstractExperiment(ABC):
         n_annealed: int = 0,
         progress: Callable[[float], None] | None = None,
     ) -> dict[str, float]:
-        """The metrics of a trained model, and their standard errors under names with ``_se`` at the end.
+        """Metrics of a trained model, with standard errors under names that end in ``_se``.
 
         Args:
             generator: the source of all noise.
             split: the part of the data.
-            limit: at most this many examples.
-            n_samples: for what is estimated by importance sampling.
-            n_annealed: for how many examples to estimate it by annealed importance sampling, too.
-            progress: told which part is done, from 0 to 1.
+            limit: use at most this many examples.
+            n_samples: samples of importance sampling, where that is used.
+            n_annealed: how many examples to estimate by annealed importance sampling, too.
+            progress: called with the fraction that is done, from 0 to 1.
         """
         self.model.eval()
         return self.measure(generator, split, limit).means_and_errors()

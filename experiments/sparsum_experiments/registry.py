@@ -1,120 +1,132 @@
-"""The experiments by name, and what each method is told."""
+"""The experiments by name, and the options of their runs."""
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import functools
 import importlib
 import importlib.resources
-import inspect
 import pathlib
 import tomllib
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
-import torch
+import pydantic
 
-from sparsum_experiments.checked import as_option
 from sparsum_experiments.errors import UsageError
-from sparsum_experiments.experiment import AbstractExperiment, CommonArgs
+from sparsum_experiments.options import CommonArgs, Option, as_flag, explain, options_of
 
-#: Where each experiment is, imported when it is asked for.
-_PLACES = {
+if TYPE_CHECKING:  # the experiments import torch, which `sparsum --help` does without
+    import torch
+
+    from sparsum_experiments.experiment import AbstractExperiment
+
+#: One line about each experiment, for ``--help``.
+EXPERIMENTS = {
+    "ssvae": "semisupervised VAE: the class of an image is the latent variable",
+    "signal-game": "signal game: one symbol has to tell an image from others",
+    "bitvector-vae": "VAE of grey images whose code is a bit vector",
+}
+# Imported on demand.
+_CLASSES = {
     "ssvae": ("sparsum_experiments.ssvae", "SemisupervisedVAE"),
     "signal-game": ("sparsum_experiments.signal_game", "SignalGame"),
     "bitvector-vae": ("sparsum_experiments.bitvector_vae", "BitvectorVAE"),
 }
 
-NAMES = tuple(_PLACES)
+NAMES = tuple(EXPERIMENTS)
 
 
 def experiment_class(name: str) -> type[AbstractExperiment]:
     """The class of an experiment."""
-    if name not in _PLACES:
-        raise UsageError(f"there is no experiment {name!r}{_hint(name, NAMES)}")
-    module, kind = _PLACES[name]
+    if name not in _CLASSES:
+        raise UsageError(f"there is no experiment {name!r}{hint(name, NAMES)}")
+    module, kind = _CLASSES[name]
     found: type[AbstractExperiment] = getattr(importlib.import_module(module), kind)
     return found
 
 
-def args_class(name: str) -> type[CommonArgs]:
-    """The class of the arguments of an experiment."""
-    experiment_class(name)
-    found: type[CommonArgs] = importlib.import_module(_PLACES[name][0]).Args
-    return found
+def experiment_options(name: str) -> dict[str, Option]:
+    """The options of an experiment; those of all experiments where this version does not know it."""
+    return options_of(experiment_class(name).args_class if name in NAMES else CommonArgs)
 
 
 def make_args(name: str, method: str, options: dict[str, Any]) -> CommonArgs:
-    """The arguments of a run: the experiment's defaults, the presets of the method, and the given options.
+    """The config of a run: the experiment's defaults, the method's presets, and the given options.
 
     Options that are None were not given.
+
+    Raises:
+        UsageError: if the experiment, the method or an option does not exist.
+        ValueError: if a value is wrong, or does not go with the method.
     """
-    kind, known = args_class(name), experiment_class(name).methods
-    if method not in known:
-        raise UsageError(f"{name} has no method {method!r}{_hint(method, known)}")
-    fields = {field.name for field in dataclasses.fields(kind)}
+    check_method(name, method)
     given = {key: value for key, value in options.items() if value is not None}
+    known = experiment_options(name)
     for key in given:
-        if key not in fields:
-            raise UsageError(f"{as_option(key)} is no option of {name}")
-    data = given.get("data", kind.data)
-    bits = given.get("bits", getattr(kind, "bits", None))
+        if key not in known:
+            raise UsageError(f"{as_flag(key)} is not an option of {name}")
+    special = [f"bits-{given.get('bits', known['bits'].default)}"] if "bits" in known else []
     tables = [_presets(name).get(part, {}) for part in ("all", method)]
     preset: dict[str, Any] = {}
     for table in tables:
         preset |= {key: value for key, value in table.items() if not isinstance(value, dict)}
-    for special in (f"bits-{bits}", data):  # the more special, the later
+    for key in (*special, given.get("data", known["data"].default)):  # the more special, the later
         for table in tables:
-            found = table.get(special)
+            found = table.get(key)
             preset |= found if isinstance(found, dict) else {}
-    return kind(**({"method": method} | preset | given))
-
-
-def with_defaults(name: str, saved: dict[str, Any]) -> dict[str, Any]:
-    """What a run was told, completed by what it could not be told, since an older version did not know of it.
-
-    Of an experiment that this version does not know, what it was told.
-    """
-    if name not in NAMES:
-        return saved
-    fields = dataclasses.fields(args_class(name))
-    return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING} | saved
-
-
-def uses(name: str, method: str, option: str) -> bool:
-    """Whether runs of a method depend on an option; they may where this version does not know the method."""
-    if name not in NAMES:
-        return True
-    kind = experiment_class(name)
-    return method not in kind.methods or kind.uses(method, option)
-
-
-def train_options() -> list[str]:
-    """What `sparsum train` can be told, by the names of its arguments."""
-    # Found when it is asked for, since the commands import all else.
-    return list(inspect.signature(importlib.import_module("sparsum_experiments.cli").train).parameters)
+    return _checked(name, {"method": method} | preset | given)
 
 
 def restore_args(name: str, saved: dict[str, Any], file: pathlib.Path) -> CommonArgs:
-    """The arguments that a run was begun with.
+    """The config that a run was started with.
 
     Raises:
-        ValueError: if they are none of this experiment; it names the file that they come from.
+        ValueError: if it is not one of this experiment; the message names the file.
     """
     try:
-        return _restored(name, saved)
+        check_method(name, str(saved.get("method")))
+        unknown = set(saved) - set(experiment_options(name)) - {"method"}
+        if unknown:
+            raise UsageError(
+                f"unknown option {', '.join(sorted(unknown))} of {name}; was the run made by a newer version?"
+            )
+        return _checked(name, saved)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
 
 
-def _restored(name: str, saved: dict[str, Any]) -> CommonArgs:
-    kind, known = args_class(name), experiment_class(name).methods
-    if saved.get("method") not in known:
-        raise UsageError(f"{name} has no method {saved.get('method')!r}; there are {', '.join(known)}")
-    unknown = set(saved) - {field.name for field in dataclasses.fields(kind)}
-    if unknown:
-        raise UsageError(f"this version knows no {', '.join(sorted(unknown))} of {name}; was the run made by a newer one?")
-    return kind(**saved)
+def _checked(name: str, values: dict[str, Any]) -> CommonArgs:
+    try:
+        return experiment_class(name).args_class(**values)
+    except pydantic.ValidationError as error:
+        raise ValueError(explain(error)) from None
+
+
+def check_method(name: str, method: str) -> None:
+    """Raise a UsageError unless an experiment has a method."""
+    known = experiment_class(name).methods
+    if method not in known:
+        raise UsageError(f"{name} has no method {method!r}{hint(method, known)}")
+
+
+def with_defaults(name: str, saved: dict[str, Any]) -> dict[str, Any]:
+    """A config completed by the defaults of options that the version which wrote it did not have."""
+    if name not in NAMES:
+        return saved
+    return {option.name: option.default for option in experiment_options(name).values()} | saved
+
+
+def uses(name: str, method: str, option: str) -> bool:
+    """Whether runs of a method depend on an option; they may where this version does not know one of the three."""
+    if name not in NAMES or method not in experiment_class(name).methods or option not in experiment_options(name):
+        return True
+    return experiment_options(name)[option].is_used_by(method)
+
+
+def place_options(name: str) -> set[str]:
+    """The options that say where a run was made or which seed it had, and not what it computes."""
+    return {option.name for option in experiment_options(name).values() if option.is_place}
 
 
 def make_experiment(name: str, args: CommonArgs, device: torch.device) -> AbstractExperiment:
@@ -125,10 +137,12 @@ def make_experiment(name: str, args: CommonArgs, device: torch.device) -> Abstra
 @functools.lru_cache
 def _presets(name: str) -> dict[str, Any]:
     file = importlib.resources.files("sparsum_experiments") / "presets" / f"{name}.toml"
-    return tomllib.loads(file.read_text())
+    return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
-def _hint(seen: str, known: tuple[str, ...]) -> str:
+def hint(seen: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: what was probably meant, and what exists."""
+    known = list(known)
     close = difflib.get_close_matches(seen, known, n=1)
     meant = f"; did you mean {close[0]!r}?" if close else ";"
-    return f"{meant} there are {', '.join(known)}"
+    return f"{meant} known: {', '.join(known)}"

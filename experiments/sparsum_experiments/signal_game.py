@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,12 +16,12 @@ from torch.distributions import Distribution
 
 import sparsum as sp
 from sparsum.segments import Segments
-from sparsum_experiments.checked import SIZE, check_ranges
 from sparsum_experiments.data import Features, Games, draw_games, load_games
-from sparsum_experiments.experiment import GUMBEL_OPTIONS, AbstractExperiment, CommonArgs, Step
+from sparsum_experiments.experiment import AbstractExperiment, Step, temperature_of
 from sparsum_experiments.models.layers import ScalarMap, adam
 from sparsum_experiments.models.totals import Totals
 from sparsum_experiments.models.zero_one import ZeroOne
+from sparsum_experiments.options import MAX_SIZE, CommonArgs, option
 from sparsum_experiments.seeds import generator_for, with_seed
 
 _N_EVALUATED = {"validation": 1024, "test": 10_000}
@@ -31,37 +30,23 @@ _EVALUATED_AT_ONCE = {"cpu": 128, "cuda": 1024}
 _MANY = 16
 
 
-@dataclass(frozen=True, kw_only=True)
 class Args(CommonArgs):
-    """What this experiment can be told.
+    """The options of this experiment."""
 
-    Args:
-        epochs: each of ``steps_per_epoch`` batches of games, drawn afresh.
-        steps_per_epoch: how many batches an epoch has.
-        entropy: the coefficient c of the entropy bonus.
-        n_symbols: how many symbols there are.
-        embedding: the size of the embeddings of images and symbols.
-        n_filters: of the map that the sender applies to each coordinate of its embedding.
-        sender_temperature: what the sender's scores are divided by; without it the paper's sparsemax kept to one symbol.
-        symbol_init: how the receiver's symbols start, normal or uniform; None, as in the paper: uniform for Gumbel methods.
-        k: how many symbols sum-and-sample sums exactly.
-    """
-
-    epochs: int = 500
-    steps_per_epoch: int = 100
-    entropy: float = 0.1
-    n_symbols: int = 256
-    embedding: int = 256
-    n_filters: int = 512
-    sender_temperature: float = 10.0
-    symbol_init: str | None = None
-    k: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_ranges(self, dict.fromkeys(("steps_per_epoch", "n_symbols", "embedding", "n_filters", "k"), SIZE))
-        if self.sender_temperature <= 0:
-            raise ValueError(f"--sender-temperature must be more than 0, got {self.sender_temperature}")
+    epochs: int = option(
+        500, "Epochs of steps-per-epoch batches of new games.", ge=0, free_on_resume=True, changes_cost=False, is_main=True
+    )
+    steps_per_epoch: int = option(100, "Batches of games per epoch.", ge=1, le=MAX_SIZE)
+    entropy: float = option(0.1, "Coefficient of the entropy bonus.", changes_cost=False, is_main=True)
+    n_symbols: int = option(256, "Number of symbols.", ge=1, le=MAX_SIZE)
+    embedding: int = option(256, "Size of the embeddings of images and symbols.", ge=1, le=MAX_SIZE)
+    n_filters: int = option(512, "Hidden units of the sender's map of each coordinate.", ge=1, le=MAX_SIZE)
+    # Without a temperature, the paper's sparsemax kept to one symbol.
+    sender_temperature: float = option(10.0, "Divides the sender's scores.", gt=0)
+    symbol_init: Literal["normal", "uniform"] | None = option(
+        None, "Initial distribution of the receiver's symbols. [Gumbel methods: uniform]", changes_cost=False
+    )
+    k: int = option(1, "Symbols that are summed exactly.", ge=1, le=MAX_SIZE, methods=("sum-and-sample",), is_main=True)
 
 
 ESTIMATORS: dict[str, Callable[[Args, int], sp.estimators.AbstractEstimator | ZeroOne]] = {
@@ -72,8 +57,8 @@ ESTIMATORS: dict[str, Callable[[Args, int], sp.estimators.AbstractEstimator | Ze
     "sfe-plus": lambda _, __: sp.estimators.SelfCritic(),
     "nvil": lambda _, n_features: sp.estimators.NVIL(n_features),
     "sum-and-sample": lambda args, _: sp.estimators.SumAndSample(args.k),
-    "gumbel": lambda args, _: sp.estimators.GumbelSoftmax(args.temperature()),
-    "st-gumbel": lambda args, _: sp.estimators.StraightThrough(args.temperature()),
+    "gumbel": lambda args, _: sp.estimators.GumbelSoftmax(temperature_of(args)),
+    "st-gumbel": lambda args, _: sp.estimators.StraightThrough(temperature_of(args)),
     "sfe-01": lambda args, _: ZeroOne(args.entropy, is_self_critic=False),
     "sfe-plus-01": lambda args, _: ZeroOne(args.entropy, is_self_critic=True),
 }
@@ -112,8 +97,6 @@ class Receiver(torch.nn.Module):
         self.image = torch.nn.Linear(n_features, args.embedding, bias=False)
         self.symbol = torch.nn.Embedding(args.n_symbols, args.embedding)  # drawn from N(0, 1)
         start = args.symbol_init or ("uniform" if args.method in {"gumbel", "st-gumbel"} else "normal")
-        if start not in {"normal", "uniform"}:
-            raise ValueError(f"--symbol-init must be normal or uniform, got {start!r}")
         if start == "uniform":
             bound = args.n_symbols**-0.5  # 1/16 for 256 symbols, as in a linear layer of one-hot vectors
             torch.nn.init.uniform_(self.symbol.weight, -bound, bound)
@@ -244,8 +227,8 @@ class SignalGame(AbstractExperiment):
     name: ClassVar[str] = "signal-game"
     methods: ClassVar[tuple[str, ...]] = tuple(ESTIMATORS)
     criterion: ClassVar[str] = "success"
-    used_by: ClassVar[Mapping[str, tuple[str, ...]]] = {**GUMBEL_OPTIONS, "k": ("sum-and-sample",)}
     judges: ClassVar[Mapping[str, int]] = {"expected_success": 1}
+    args_class: ClassVar[type[CommonArgs]] = Args
     args: Args
 
     def __init__(self, args: Args, device: torch.device, games: Games | None = None) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -16,41 +15,36 @@ from torch import Tensor
 from torch.nn import functional
 
 import sparsum as sp
-from sparsum_experiments.checked import SIZE, check_ranges
 from sparsum_experiments.data import Images, Split, load_images
-from sparsum_experiments.experiment import GUMBEL_OPTIONS, AbstractExperiment, CommonArgs, Step
+from sparsum_experiments.experiment import AbstractExperiment, Step, temperature_of
 from sparsum_experiments.models.layers import adam, perceptron
 from sparsum_experiments.models.totals import Totals
 from sparsum_experiments.models.warm_start import warm_start
+from sparsum_experiments.options import MAX_SIZE, CommonArgs, option
 from sparsum_experiments.seeds import generator_for, with_seed
 
 N_CLASSES = 10
 _EVALUATED_AT_ONCE = {"cpu": 500, "cuda": 5000}
 
 
-@dataclass(frozen=True, kw_only=True)
 class Args(CommonArgs):
-    """What this experiment can be told.
+    """The options of this experiment."""
 
-    Args:
-        epochs: passes over the unlabelled images, the labelled ones cycling.
-        warm_epochs: passes over the labelled images before that; None for 100, or 10 on digits.
-        warm_seed: of the warm start, which all seeds share.
-        weight_decay: of Adam.
-        k: how many classes sum-and-sample sums exactly.
-        latent: the size of h.
-    """
-
-    epochs: int = 200
-    warm_epochs: int | None = None
-    warm_seed: int = 0
-    weight_decay: float = 1e-5
-    k: int = 1
-    latent: int = 8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_ranges(self, {"warm_epochs": (0, math.inf), "weight_decay": (0, math.inf), "k": SIZE, "latent": SIZE})
+    epochs: int = option(
+        200,
+        "Passes over the unlabelled images, the labelled ones cycling.",
+        ge=0,
+        free_on_resume=True,
+        changes_cost=False,
+        is_main=True,
+    )
+    warm_epochs: int | None = option(
+        None, "Passes over the labelled images before that. [100; digits 10]", ge=0, changes_cost=False
+    )
+    warm_seed: int = option(0, "Seed of the warm start, which all seeds share.", changes_cost=False)
+    weight_decay: float = option(1e-5, "Weight decay of Adam.", ge=0, changes_cost=False)
+    k: int = option(1, "Classes that are summed exactly.", ge=1, le=MAX_SIZE, methods=("sum-and-sample",), is_main=True)
+    latent: int = option(8, "Size of the Gaussian h.", ge=1, le=MAX_SIZE)
 
 
 ESTIMATORS: dict[str, Callable[[Args, int], sp.estimators.AbstractEstimator]] = {
@@ -61,8 +55,8 @@ ESTIMATORS: dict[str, Callable[[Args, int], sp.estimators.AbstractEstimator]] = 
     "sfe-plus": lambda args, n_pixels: sp.estimators.SelfCritic(),
     "nvil": lambda args, n_pixels: sp.estimators.NVIL(n_pixels),
     "sum-and-sample": lambda args, n_pixels: sp.estimators.SumAndSample(args.k),
-    "gumbel": lambda args, n_pixels: sp.estimators.GumbelSoftmax(args.temperature()),
-    "st-gumbel": lambda args, n_pixels: sp.estimators.StraightThrough(args.temperature()),
+    "gumbel": lambda args, n_pixels: sp.estimators.GumbelSoftmax(temperature_of(args)),
+    "st-gumbel": lambda args, n_pixels: sp.estimators.StraightThrough(temperature_of(args)),
 }
 
 
@@ -176,8 +170,8 @@ class SemisupervisedVAE(AbstractExperiment):
     name: ClassVar[str] = "ssvae"
     methods: ClassVar[tuple[str, ...]] = tuple(ESTIMATORS)
     criterion: ClassVar[str] = "elbo"
-    used_by: ClassVar[Mapping[str, tuple[str, ...]]] = {**GUMBEL_OPTIONS, "k": ("sum-and-sample",)}
     judges: ClassVar[Mapping[str, int]] = {"accuracy": 1}
+    args_class: ClassVar[type[CommonArgs]] = Args
     args: Args
 
     def __init__(self, args: Args, device: torch.device, images: Images | None = None) -> None:

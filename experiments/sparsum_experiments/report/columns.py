@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from sparsum_experiments.report.summary import Statistic, statistic
-from sparsum_experiments.runs.reading import Run
+from sparsum_experiments.runs import Run
 
 
 class Column(NamedTuple):

@@ -16,7 +16,7 @@ from sparsum_experiments.report.rows import Row, table_rows
 from sparsum_experiments.report.sections import Section, read_sections
 from sparsum_experiments.report.settings import settings_note
 from sparsum_experiments.report.summary import Statistic, best_by_method, fixed
-from sparsum_experiments.runs.reading import Run
+from sparsum_experiments.runs import Run
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sparsum_experiments.runs.reading import Run
+from sparsum_experiments.runs import Run
 
 # What the estimates are called begins with this; other metrics take no samples, whatever an evaluation was told.
 _ESTIMATES = "bits_per_dim"

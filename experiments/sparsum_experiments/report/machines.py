@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sparsum_experiments.runs.reading import Run
+from sparsum_experiments.runs import Run
 
 _UNKNOWN = "a machine that is not known"
 

@@ -15,7 +15,7 @@ from sparsum_experiments.report.latent.section import MAX_LETTERS
 from sparsum_experiments.report.page_tables import metric_tables, tested_tables
 from sparsum_experiments.report.sections import Section, read_sections
 from sparsum_experiments.report.settings import setting_text
-from sparsum_experiments.runs.reading import Run
+from sparsum_experiments.runs import Run
 
 # The browser itself sees to it that the page asks for nothing, whatever is in it.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsum_experiments.report.sections import differing_options
-from sparsum_experiments.runs.reading import Run
+from sparsum_experiments.runs import Run
 
 
 @dataclass(frozen=True)

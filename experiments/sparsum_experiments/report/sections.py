@@ -10,7 +10,7 @@ from typing import Any
 from sparsum_experiments.errors import UsageError
 from sparsum_experiments.registry import experiment_class, with_defaults
 from sparsum_experiments.report.summary import Summary, best_by_method, criteria_text, summarise
-from sparsum_experiments.runs.reading import Run, read_runs, rounded
+from sparsum_experiments.runs import Run, read_runs, rounded
 
 #: What says where a run was made, and not what it is.
 PLACES = {"seed", "device", "data_dir"}

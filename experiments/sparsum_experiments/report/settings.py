@@ -9,7 +9,7 @@ from typing import Any
 from sparsum_experiments.registry import make_args, uses
 from sparsum_experiments.report.rows import Row, option_name, option_value
 from sparsum_experiments.report.sections import PLACES
-from sparsum_experiments.runs.reading import rounded
+from sparsum_experiments.runs import rounded
 
 # What a reader asks for first, shown even where it is the default.
 _MAIN = ("epochs", "batch_size", "lr", "entropy", "k", "solver")

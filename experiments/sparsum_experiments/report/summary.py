@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sparsum_experiments.registry import experiment_class
-from sparsum_experiments.runs.reading import Run
+from sparsum_experiments.runs import Run
 
 # What is larger, of a run that diverged, is shown with an exponent.
 _LONG = 1e9

@@ -1,115 +1,132 @@
-"""The folder of a run: what it was told, what it measured, and where it can go on."""
+"""The folder of a run: config, metrics, progress, evaluation and checkpoints."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
-import importlib.metadata
 import json
 import pathlib
-import platform
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-import torch
+import filelock
+import pydantic
 
-from sparsum_experiments.experiment import CommonArgs
 from sparsum_experiments.files import (
     append_line,
+    parse_json,
+    read_bytes,
     read_json,
-    read_lines,
     read_tensors,
+    remove_temporaries,
     write_bytes,
     write_json,
     write_tensors,
 )
+from sparsum_experiments.runs.schema import Config, EpochMetrics, Metrics, check
 
-_PACKAGES = ("sparsum", "sparsum-experiments", "torch", "lightning-fabric", "numpy", "scipy")
+if TYPE_CHECKING:
+    import torch
+
+_METRICS = pydantic.TypeAdapter(Metrics)
 
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
-    """``config.json``, ``metrics.jsonl``, ``progress.json`` and ``checkpoints/{last,best}.pt`` below a path."""
+    """``config.json``, ``metrics.jsonl``, ``progress.json``, ``evaluation*.json`` and ``checkpoints/{last,best}.pt``."""
 
     path: pathlib.Path
 
     @property
     def config_file(self) -> pathlib.Path:
-        """What the run was told."""
+        """What the run was started with."""
         return self.path / "config.json"
 
     @property
     def metrics_file(self) -> pathlib.Path:
-        """One line for each epoch."""
+        """A line for each epoch."""
         return self.path / "metrics.jsonl"
 
+    @property
+    def failure_file(self) -> pathlib.Path:
+        """Why a sweep gave the run up."""
+        return self.path / "failed.txt"
+
     def exists(self) -> bool:
-        """Whether a run was begun here."""
+        """Whether a run was started here."""
         return self.config_file.exists()
 
-    def create(self, experiment: str, args: CommonArgs) -> None:
-        """Begin a run."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_json(
-            self.config_file,
-            {
-                "experiment": experiment,
-                "args": dataclasses.asdict(args),
-                "command": sys.argv,
-                "versions": _versions(),
-                "machine": _machine(args.device),
-                "git": _revision(),
-                "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            },
-        )
+    def create(self, config: Config) -> None:
+        """Start a run."""
+        write_json(self.config_file, config.model_dump())
 
-    def update_args(self, args: CommonArgs) -> None:
-        """Note what a run that goes on was told anew: more epochs, say."""
-        write_json(self.config_file, self.config() | {"args": dataclasses.asdict(args)})
+    def update_args(self, args: Mapping[str, Any]) -> None:
+        """Write the options of a run that is resumed: it may have more epochs now."""
+        write_json(self.config_file, read_json(self.config_file) | {"args": dict(args)})
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep other processes from writing here; the lock of one that dies is free again."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".writer").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(f"another process is training in {self.path}; wait for it, or give another --out") from None
-            yield
+    def locked(self, *, wait: bool = False) -> Iterator[None]:
+        """Keep other processes from writing here; the lock of a process that dies is free again.
 
-    def config(self) -> dict[str, Any]:
-        """What the run was told."""
+        Args:
+            wait: for another process to end; else it is an error.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            with filelock.FileLock(self.path / ".lock", timeout=-1 if wait else 0):
+                yield
+        except filelock.Timeout:
+            raise ValueError(f"another process is training in {self.path}; wait for it, or give another --out") from None
+
+    def remove_temporaries(self) -> None:
+        """Remove what a killed process left half written; only while the folder is locked."""
+        remove_temporaries(self.path)
+
+    def config(self) -> Config:
+        """What the run was started with."""
         if not self.exists():
-            raise FileNotFoundError(f"{self.path} holds no run: there is no config.json in it")
-        config = read_json(self.config_file)
-        if (
-            not isinstance(config, dict)
-            or not isinstance(config.get("args"), dict)
-            or not isinstance(config.get("experiment"), str)
-        ):
-            raise ValueError(f"{self.config_file} does not say what a run was told")
-        return config
+            raise FileNotFoundError(f"{self.path} does not hold a run: it has no config.json")
+        return check(Config.model_validate, read_json(self.config_file), str(self.config_file))
 
     def metrics(self) -> list[dict[str, Any]]:
-        """What was measured, an epoch at a time."""
-        return read_lines(self.metrics_file)
+        """The metrics of each epoch; a last line that a crash cut short is left out.
 
-    def add_metrics(self, line: dict[str, Any]) -> None:
-        """Add what an epoch measured."""
+        Raises:
+            ValueError: if a line is broken, or epochs are missing, swapped or there twice.
+        """
+        if not self.metrics_file.exists():
+            return []
+        *lines, last = read_bytes(self.metrics_file).split(b"\n")
+        found = [self._epoch(line, number) for number, line in enumerate(lines)]
+        with contextlib.suppress(ValueError):
+            found += [self._epoch(last, len(lines))] if last else []
+        return found
+
+    def _epoch(self, line: bytes, number: int) -> dict[str, Any]:
+        where = f"line {number + 1} of {self.metrics_file}"
+        content: dict[str, Any] = parse_json(line, where)
+        if (epoch := check(EpochMetrics.model_validate, content, where).epoch) != number:
+            raise ValueError(f"{where} is of epoch {epoch}, not {number}: lines are missing, swapped or there twice")
+        return content
+
+    def add_metrics(self, line: Mapping[str, Any]) -> None:
+        """Add the metrics of an epoch."""
         append_line(self.metrics_file, line)
 
-    def forget_metrics(self, epoch: int) -> None:
-        """Drop the lines of epochs that will be done again, from ``epoch`` on."""
-        try:
-            kept = [line for line in self.metrics() if line["epoch"] < epoch]
-        except (LookupError, TypeError) as error:
-            raise ValueError(f"a line of {self.metrics_file} does not say which epoch it is of") from error
-        write_bytes(self.metrics_file, b"".join((json.dumps(line) + "\n").encode() for line in kept))
+    def keep_metrics(self, n_epochs: int) -> None:
+        """Drop the lines of epochs after the first ``n_epochs``, which will be run again.
+
+        Raises:
+            ValueError: if there are fewer lines; then the file stays as it is.
+        """
+        lines = self.metrics()
+        if len(lines) < n_epochs:
+            raise ValueError(
+                f"{self.metrics_file} has {len(lines)} epochs, and the checkpoint comes after {n_epochs}: lines are missing"
+            )
+        content = b"".join((json.dumps(line) + "\n").encode() for line in lines[:n_epochs])
+        if not self.metrics_file.exists() or len(content) != self.metrics_file.stat().st_size:
+            write_bytes(self.metrics_file, content)
 
     def checkpoint_file(self, name: str) -> pathlib.Path:
         """The file of a checkpoint, ``last`` or ``best``."""
@@ -124,42 +141,27 @@ class RunFolder:
         file = self.checkpoint_file(name)
         return read_tensors(file, device) if file.exists() else None
 
-    def write_progress(self, progress: dict[str, Any]) -> None:
-        """Say how far the run is, for whoever watches."""
+    def evaluation_file(self, split: str = "test", checkpoint: str = "last") -> pathlib.Path:
+        """The metrics of a checkpoint on a split; the usual ones have the plain name."""
+        others = [word for word, usual in ((split, "test"), (checkpoint, "last")) if word != usual]
+        return self.path / ("-".join(["evaluation", *others]) + ".json")
+
+    def evaluation(self, split: str = "test", checkpoint: str = "last") -> Metrics:
+        """The metrics of an evaluation, empty if there is none.
+
+        Raises:
+            ValueError: if the file holds anything else.
+        """
+        file = self.evaluation_file(split, checkpoint)
+        return check(_METRICS.validate_python, read_json(file), str(file)) if file.exists() else {}
+
+    def write_progress(self, progress: Mapping[str, Any]) -> None:
+        """Write how far the run is, for a sweep to show."""
         write_json(self.path / "progress.json", progress)
 
-    def progress(self) -> dict[str, Any] | None:
-        """How far the run is, None if it has not said."""
-        file = self.path / "progress.json"
-        if not file.exists():
-            return None
-        progress: dict[str, Any] = json.loads(file.read_text())
-        return progress
-
-
-def _machine(device: str) -> str:
-    """What a run is made on."""
-    if device != "cpu" and torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    return f"CPU, {platform.machine()}, {torch.get_num_threads()} thread(s)"
-
-
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for package in _PACKAGES:
+    def progress(self) -> dict[str, float]:
+        """How far the run is; empty if it is not known."""
         try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = "not installed as a package"
-    return versions
-
-
-def _revision() -> str | None:
-    """The git revision of the source, with a mark if files differ from it; None outside of a repository."""
-    folder = pathlib.Path(__file__).parent
-    try:
-        command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
+            return check(_METRICS.validate_python, read_json(self.path / "progress.json"), "progress.json")
+        except (OSError, ValueError):
+            return {}

@@ -17,7 +17,7 @@ import threading
 import time
 
 from sparsum_experiments import cli
-from sparsum_experiments.runs.folder import RunFolder
+from sparsum_experiments.runs import RunFolder
 from sparsum_experiments.sweep.process import EVALUATE
 
 #: How long a run may take to save after the sweep was killed.

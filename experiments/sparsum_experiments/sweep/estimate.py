@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from sparsum_experiments.experiment import CommonArgs
+from sparsum_experiments.options import CommonArgs
 from sparsum_experiments.registry import make_experiment, with_defaults
 from sparsum_experiments.report import Run, read_folders
 from sparsum_experiments.seeds import seed_for

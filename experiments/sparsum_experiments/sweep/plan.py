@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparsum_experiments.checked import as_option
+from sparsum_experiments.options import as_flag
 from sparsum_experiments.errors import UsageError
-from sparsum_experiments.experiment import CommonArgs
+from sparsum_experiments.options import CommonArgs
 from sparsum_experiments.registry import args_class, experiment_class, make_args, train_options
 
 # What a grid cannot hold, and why.
@@ -54,7 +54,7 @@ class PlannedRun:
     def arguments(self) -> list[str]:
         """What comes after `sparsum train`, without ``--resume``."""
         given = {name: value for name, value in self.options.items() if value is not None}
-        typed = [text for name, value in given.items() for text in (as_option(name), str(value))]
+        typed = [text for name, value in given.items() for text in (as_flag(name), str(value))]
         return [self.experiment, self.method, *typed, "--out", str(self.folder)]
 
 
@@ -85,11 +85,11 @@ def make_plan(
     if "seed" in given:
         raise UsageError("a sweep takes --seeds N, the seeds 0 to N-1, and no --seed")
     for name in grid.keys() & given.keys():
-        raise UsageError(f"{as_option(name)} is given alone and in --grid; leave one of them out")
+        raise UsageError(f"{as_flag(name)} is given alone and in --grid; leave one of them out")
     own = {method: dict((tuned or {}).get(method, {})) for method in methods}
     for method, values in own.items():
         for name in sorted(values.keys() & (grid.keys() | given.keys())):
-            raise UsageError(f"{as_option(name)} is given here and tuned for {method} by --tuned-by; leave one of them out")
+            raise UsageError(f"{as_flag(name)} is given here and tuned for {method} by --tuned-by; leave one of them out")
     plan = [
         _planned(experiment, method, given | own[method], setting, seed, out)
         for method in methods

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from sparsum_experiments.errors import UsageError
 from sparsum_experiments.registry import with_defaults
 from sparsum_experiments.report import read_run
-from sparsum_experiments.runs.folder import RunFolder
+from sparsum_experiments.runs import RunFolder
 from sparsum_experiments.sweep.plan import PlannedRun
 
 #: What may differ from an earlier time: more epochs go on, and the device and the place of the data are no part of a run.

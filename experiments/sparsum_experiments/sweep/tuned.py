@@ -22,7 +22,7 @@ from sparsum_experiments.report import (
     summaries_by_setting,
     without_repetitions,
 )
-from sparsum_experiments.runs.folder import RunFolder
+from sparsum_experiments.runs import RunFolder
 from sparsum_experiments.sweep.plan import grid_options
 from sparsum_experiments.sweep.state import FAILURE_NAME, FREE
 

@@ -15,7 +15,7 @@ from sparsum_experiments.errors import UsageError
 from sparsum_experiments.experiment import AbstractExperiment
 from sparsum_experiments.files import read_json, write_json
 from sparsum_experiments.registry import make_experiment, restore_args
-from sparsum_experiments.runs.folder import RunFolder
+from sparsum_experiments.runs import RunFolder
 from sparsum_experiments.seeds import generator_for
 from sparsum_experiments.training.start import device_of
 
@@ -115,9 +115,9 @@ def restore_experiment(
     config = folder.config()
     args = restore_args(config["experiment"], config["args"], folder.config_file)
     if device is not None:
-        args = dataclasses.replace(args, device=device)
+        args = args.replace(device=device)
     if data_dir is not None:
-        args = dataclasses.replace(args, data_dir=data_dir)
+        args = args.replace(data_dir=data_dir)
     place = device_of(args.device)
     state = folder.load(checkpoint, place)
     if state is None:

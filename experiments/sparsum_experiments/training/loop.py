@@ -19,7 +19,7 @@ from torch.utils.tensorboard import SummaryWriter
 from sparsum import NoDistribution
 from sparsum_experiments.errors import DivergedError, Stopped
 from sparsum_experiments.experiment import AbstractExperiment, Step
-from sparsum_experiments.runs.folder import RunFolder
+from sparsum_experiments.runs import RunFolder
 from sparsum_experiments.seeds import generator_for, seed_for
 from sparsum_experiments.training.epoch_log import Record
 from sparsum_experiments.training.steps import steps_for

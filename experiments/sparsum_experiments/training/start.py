@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from lightning_fabric import Fabric
 
-from sparsum_experiments.checked import as_option
+from sparsum_experiments.options import as_flag
 from sparsum_experiments.errors import UsageError
-from sparsum_experiments.experiment import CommonArgs
+from sparsum_experiments.options import CommonArgs
 from sparsum_experiments.registry import make_args, make_experiment, restore_args
-from sparsum_experiments.runs.folder import RunFolder
+from sparsum_experiments.runs import RunFolder
 from sparsum_experiments.training.loop import CHECKPOINT_SECONDS, Training
 from sparsum_experiments.training.progress import LiveLine
 
@@ -79,12 +79,12 @@ def _resumed_args(folder: RunFolder, name: str, method: str, options: dict[str, 
     for key, value in options.items():
         begun_with = getattr(restored, key, None)  # an older version may not have known the option
         if value is not None and key not in _FREE_ON_RESUME and begun_with != value:
-            raise UsageError(f"{folder.path} was begun with {as_option(key)} {begun_with} and cannot go on with {value}")
+            raise UsageError(f"{folder.path} was begun with {as_flag(key)} {begun_with} and cannot go on with {value}")
     n_done = len(folder.metrics())
     if options.get("epochs") is not None and options["epochs"] < n_done:
         raise UsageError(f"{folder.path} has {n_done} epochs already: --epochs must be at least {n_done}")
     changed = {key: options[key] for key in _FREE_ON_RESUME if options.get(key) is not None}
-    return dataclasses.replace(restored, **changed)
+    return restored.replace(**changed)
 
 
 def fabric_for(args: CommonArgs) -> Fabric:

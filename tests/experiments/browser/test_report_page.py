@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sparsum_experiments import report
 from sparsum_experiments.registry import make_args
-from sparsum_experiments.runs.folder import RunFolder
+from sparsum_experiments.runs import RunFolder
 from sparsum_experiments.training.start import run
 
 pytestmark = pytest.mark.browser

@@ -21,7 +21,7 @@ from sparsum_experiments.report.comparison import compare
 from sparsum_experiments.report.figures import Figure, Point, Series, draw, figures_of
 from sparsum_experiments.report.html import json_script
 from sparsum_experiments.report.latent import latent_views
-from sparsum_experiments.runs.folder import RunFolder
+from sparsum_experiments.runs import RunFolder
 from sparsum_experiments.training.start import run
 
 VOID = {"img", "meta"}

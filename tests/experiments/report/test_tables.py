@@ -17,7 +17,7 @@ from sparsum_experiments.registry import NAMES, experiment_class, make_args
 from sparsum_experiments.report.comparison import Comparison
 from sparsum_experiments.report.markup import escape_latex, escape_markdown
 from sparsum_experiments.report.paper import paper_table, read_tables
-from sparsum_experiments.runs.folder import RunFolder
+from sparsum_experiments.runs import RunFolder
 from sparsum_experiments.runs.records import write_records
 
 

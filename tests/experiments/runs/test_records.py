@@ -18,7 +18,7 @@ from sparsum_experiments.report import (
     read_sections,
     write_report,
 )
-from sparsum_experiments.runs.folder import RunFolder
+from sparsum_experiments.runs import RunFolder
 from sparsum_experiments.runs.records import write_records
 
 

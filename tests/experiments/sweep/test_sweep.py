@@ -19,7 +19,7 @@ from rich.console import Console
 from sparsum_experiments import sweep as sweeping
 from sparsum_experiments.errors import UsageError
 from sparsum_experiments.registry import experiment_class
-from sparsum_experiments.runs.folder import RunFolder
+from sparsum_experiments.runs import RunFolder
 from sparsum_experiments.sweep import Entry, Phase, PlannedRun, State, make_plan, parse_grid, process, state_of, sweep
 from sparsum_experiments.sweep.board import Board, seconds_left
 from sparsum_experiments.sweep.plan import grid_options

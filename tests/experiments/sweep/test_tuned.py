@@ -12,7 +12,7 @@ import pytest
 from sparsum_experiments import sweep as sweeping
 from sparsum_experiments.errors import UsageError
 from sparsum_experiments.main import main
-from sparsum_experiments.runs.folder import RunFolder
+from sparsum_experiments.runs import RunFolder
 from sparsum_experiments.runs.records import write_records
 from sparsum_experiments.sweep import Choice, PlannedRun, make_plan
 

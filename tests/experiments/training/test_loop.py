@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from sparsum_experiments.runs.folder import RunFolder
+from sparsum_experiments.runs import RunFolder
 from sparsum_experiments.training.start import run
 
 OPTIONS = {"epochs": 3, "warm_epochs": 1, "batch_size": 32, "device": "cpu"}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sparsum_experiments.report.summary import Summary, statistic
-from sparsum_experiments.runs.reading import Run
+from sparsum_experiments.runs import Run
 
 #: More points than this are not told apart, and make the page large.
 MAX_POINTS = 250

@@ -17,7 +17,7 @@ from sparsum_experiments.report.latent.fields import Fields
 from sparsum_experiments.report.latent.symbols import SymbolsView
 from sparsum_experiments.report.latent.view import AbstractView
 from sparsum_experiments.report.sections import PLACES
-from sparsum_experiments.runs.reading import Run, rounded
+from sparsum_experiments.runs import Run, rounded
 from sparsum_experiments.seeds import generator_for
 from sparsum_experiments.training.evaluate import restore_experiment
 

@@ -1,0 +1,176 @@
+"""The files of a run: what ``config.json``, ``metrics.jsonl``, ``evaluation.json`` and a record hold.
+
+A run of any training loop that writes the first two can be reported; `sparsum_experiments.runs.RunWriter` does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar
+
+import pydantic
+
+from sparsum_experiments.options import explain
+
+#: Numbers, and not texts or truth values that could be taken for one.
+Whole = Annotated[int, pydantic.Strict(), pydantic.Field(ge=-(2**63), lt=2**63)]
+Number = Whole | Annotated[float, pydantic.Strict()]
+Finite = Whole | Annotated[float, pydantic.Strict(), pydantic.AllowInfNan(False)]
+Count = Annotated[int, pydantic.Strict(), pydantic.Field(ge=0, lt=2**63)]
+Metrics = dict[str, Number]
+
+
+class RunArgs(pydantic.BaseModel):
+    """The options of a run, at least those by which runs are compared; an experiment adds its own."""
+
+    model_config = pydantic.ConfigDict(extra="allow", frozen=True)
+
+    method: str
+    data: str
+    seed: Whole
+    epochs: Count
+    bits: Count | None = None
+
+
+class Config(pydantic.BaseModel):
+    """``config.json``: what a run was started with.
+
+    Args:
+        experiment: the name of the experiment.
+        args: its options.
+        criterion: of an experiment that this package does not have, the validation metric by which settings are compared;
+            by default its first one.
+        better: whether larger or smaller values of the criterion are better.
+        command: what was typed.
+        versions: of Python and packages.
+        machine: what it was started on.
+        threads: how many threads of a CPU it was started with.
+        git: the revision of the source.
+        started: the time.
+        data_files: the digest of each data file.
+    """
+
+    model_config = pydantic.ConfigDict(extra="allow", frozen=True)
+
+    experiment: str
+    args: RunArgs
+    criterion: str | None = None
+    better: Literal["larger", "smaller"] = "larger"
+    command: list[str] = []
+    versions: dict[str, str] = {}
+    machine: str = ""
+    threads: int | None = None
+    git: str | None = None
+    started: str = ""
+    data_files: dict[str, str] = {}
+
+
+class EpochMetrics(pydantic.BaseModel):
+    """A line of ``metrics.jsonl``.
+
+    Args:
+        epoch: counted from 0.
+        validation: metrics on the validation data after the epoch.
+        train: means over the steps of the epoch.
+        calls: decoder calls per training example: their mean, and percentiles such as ``p10``.
+        seconds: of training.
+        validation_seconds: of validation.
+    """
+
+    model_config = pydantic.ConfigDict(extra="allow", frozen=True)
+
+    epoch: Count
+    validation: Metrics
+    train: Metrics = {}
+    calls: Metrics = {}
+    seconds: Number = 0.0
+    validation_seconds: Number = 0.0
+
+
+class Record(pydantic.BaseModel):
+    """A line of a file of records: a run without its weights.
+
+    Args:
+        experiment: its name.
+        method: repeated from the config, as are bits and seed.
+        bits: None where the latent variable has none.
+        variant: how it differs from other runs of the method, in a word.
+        seed: of weights and noise.
+        config: the options, except where the run was made.
+        epochs: for each metric of `EpochMetrics` a list with its value at every epoch.
+        test: the content of ``evaluation.json``.
+        seconds: of training.
+        versions: of packages, with the machine and the git revision.
+    """
+
+    model_config = pydantic.ConfigDict(frozen=True)
+
+    experiment: str
+    method: str
+    bits: int | None
+    variant: str | None
+    seed: int
+    config: RunArgs
+    epochs: dict[str, list[Finite] | dict[str, list[Finite]]]
+    test: dict[str, Finite]
+    seconds: Finite
+    versions: dict[str, str | None]
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> Record:
+        for key in ("method", "bits", "seed"):
+            if getattr(self, key) != getattr(self.config, key):
+                raise ValueError(f"{key} is {getattr(self, key)!r}, but {getattr(self.config, key)!r} in the config")
+        lengths = {len(values) for columns in self.epochs.values() for values in _lists(columns)}
+        if len(lengths) != 1:
+            raise ValueError(f"the lists of epochs have different lengths: {', '.join(map(str, sorted(lengths)))}")
+        if not isinstance(self.epochs.get("validation"), dict):
+            raise ValueError("epochs lacks validation")
+        return self
+
+    @property
+    def name(self) -> str:
+        """Of its setting: the method, with bits and variant where it has them."""
+        return "-".join(str(part) for part in (self.method, self.bits, self.variant) if part is not None)
+
+    def lines(self) -> list[dict[str, Any]]:
+        """The metrics of each epoch."""
+        return _rows(self.epochs)
+
+
+def _lists(columns: list[float] | dict[str, list[float]]) -> list[list[float]]:
+    return list(columns.values()) if isinstance(columns, dict) else [columns]
+
+
+def _rows(columns: Any) -> list[Any]:
+    if not isinstance(columns, dict):
+        return list(columns)
+    found = {name: _rows(values) for name, values in columns.items() if values != {}}
+    return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
+
+
+def columns_of(lines: list[Any]) -> Any:
+    """For each metric that all epochs have, the list of its values.
+
+    >>> columns_of([{"loss": 2.0}, {"loss": 1.5}])
+    {'loss': [2.0, 1.5]}
+    """
+    if not isinstance(lines[0], dict):
+        return lines
+    names = [name for name in lines[0] if all(name in line for line in lines)]
+    return {name: columns_of([line[name] for line in lines]) for name in names}
+
+
+Checked = TypeVar("Checked")
+
+
+def check(kind: Callable[[Any], Checked], content: Any, where: str) -> Checked:
+    """Content of a file in the form that it should have.
+
+    Raises:
+        ValueError: if it has another; the message names the file and what is wrong.
+    """
+    try:
+        return kind(content)
+    except pydantic.ValidationError as error:
+        raise ValueError(f"{where}: {explain(error, str)}") from None
