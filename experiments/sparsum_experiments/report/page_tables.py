@@ -45,7 +45,7 @@ def metric_tables(section: Section) -> Markup:
     notes = [
         note,
         unfinished_note(section.summaries, "Taken at the last epoch that all seeds have reached"),
-        machines_note((summary.label, summary.records) for summary in section.summaries),
+        machines_note((summary.label, summary.runs) for summary in section.summaries),
     ]
     every = _metrics(section, section.summaries)
     parts = [_note(text) for text in notes if text]
