@@ -74,8 +74,8 @@ _QUALITY = {
 }
 # A run of no epochs cost nothing that could be averaged.
 _COST = (
-    Column("calls, last epoch", lambda run: run.calls_by_epoch[-1] if run.lines else None, paper="calls"),
-    Column("calls, all epochs", lambda run: run.calls if run.lines else None),
+    Column("calls, last epoch", lambda run: run.calls_by_epoch[-1] if run.calls_by_epoch else None, paper="calls"),
+    Column("calls, all epochs", lambda run: run.calls),
     Column("seconds", lambda run: run.seconds if run.lines else None, digits=1),
 )
 

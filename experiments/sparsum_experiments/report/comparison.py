@@ -36,16 +36,18 @@ class Comparison:
         header: the names of the columns, of which the first is of words and all others of numbers.
         rows: the cells of each row.
         notes: sentences for below it.
+        finding: one sentence that says what was found.
     """
 
     title: str
     header: list[str]
     rows: list[list[Cell]]
     notes: list[str]
+    finding: str = ""
 
 
 def read_comparisons(places: Iterable[pathlib.Path]) -> tuple[list[Comparison], list[str]]:
-    """The tables of all runs and records in or below some folders, and what could not be read.
+    """The tables of all runs and runs in or below some folders, and what could not be read.
 
     Raises:
         UsageError: if there is no run at all.
@@ -63,7 +65,7 @@ def compare(section: Section, *, best_only: bool = False) -> Comparison:
             averaged are still named.
     """
     paper = paper_table(section.experiment, section.data, section.bits)
-    every = table_rows(section.records, experiment_class(section.experiment).methods, paper.rows if paper else ())
+    every = table_rows(section.runs, experiment_class(section.experiment).methods, paper.rows if paper else ())
     rows = _best(every, section) if best_only else every
     columns = {"method": [Cell(row.label) for row in rows]}
     for column in columns_of(section.experiment):
@@ -96,7 +98,7 @@ def _best(rows: Sequence[Row], section: Section) -> list[Row]:
     """
     tested = best_by_method([summary for summary in section.summaries if summary.test], section.experiment)
     best = {summary.method: summary for summary in (*section.best, *tested)}
-    chosen = {record.path for summary in best.values() for record in summary.records}
+    chosen = {run.path for summary in best.values() for run in summary.runs}
     return [row for row in rows if row.method not in best or any(run.path in chosen for run in (*row.runs, *row.left_out))]
 
 

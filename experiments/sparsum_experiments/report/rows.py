@@ -38,17 +38,17 @@ class Row:
         return every[0].args if every else None
 
 
-def table_rows(records: Sequence[Run], methods: Sequence[str], expected: Collection[str]) -> list[Row]:
+def table_rows(runs: Sequence[Run], methods: Sequence[str], expected: Collection[str]) -> list[Row]:
     """The rows of runs that belong to one table.
 
     Args:
-        records: the runs.
+        runs: the runs.
         methods: those of the experiment, in their order.
         expected: the methods that have a row even if no run was made with them.
     """
     groups: dict[str, list[Run]] = {}
-    for record in records:
-        groups.setdefault(record.args["method"], []).append(record)
+    for run in runs:
+        groups.setdefault(run.args["method"], []).append(run)
     known = [method for method in methods if method in groups or method in expected]
     rows = []
     for method in [*known, *sorted(groups.keys() - set(methods))]:
@@ -56,26 +56,26 @@ def table_rows(records: Sequence[Run], methods: Sequence[str], expected: Collect
     return rows
 
 
-def _rows(method: str, records: list[Run]) -> list[Row]:
+def _rows(method: str, runs: list[Run]) -> list[Row]:
     """One row for each variant, and for each setting where a variant has several; those without a name come first."""
     by_variant: dict[str, list[Run]] = {}
-    for record in records:
-        by_variant.setdefault(record.variant or "", []).append(record)
+    for run in runs:
+        by_variant.setdefault(run.variant or "", []).append(run)
     rows = []
     for variant, members in sorted(by_variant.items()):
         differing = differing_options(members)
         settings: dict[str, list[Run]] = {}
-        for record in sorted(members, key=lambda record: [_order(record.args.get(name)) for name in differing]):
-            setting = ", ".join(f"{option_name(name)} {option_value(record.args.get(name))}" for name in differing)
-            settings.setdefault(setting, []).append(record)
+        for run in sorted(members, key=lambda run: [_order(run.args.get(name)) for name in differing]):
+            setting = ", ".join(f"{option_name(name)} {option_value(run.args.get(name))}" for name in differing)
+            settings.setdefault(setting, []).append(run)
         rows += [_row(method, ", ".join(filter(None, (variant, text))), runs) for text, runs in settings.items()]
     return rows
 
 
-def _row(method: str, variant: str, records: list[Run]) -> Row:
-    by_seed = sorted(records, key=lambda record: _order(record.args["seed"]))
-    runs = tuple(record for record in by_seed if record.is_finished and record.test)
-    return Row(method, variant, runs, tuple(record for record in by_seed if record not in runs))
+def _row(method: str, variant: str, runs: list[Run]) -> Row:
+    by_seed = sorted(runs, key=lambda run: _order(run.args["seed"]))
+    runs = tuple(run for run in by_seed if run.is_finished and run.test)
+    return Row(method, variant, runs, tuple(run for run in by_seed if run not in runs))
 
 
 def option_name(name: str) -> str:

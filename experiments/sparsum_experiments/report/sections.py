@@ -25,7 +25,7 @@ class Section:
         data: the name of the data set.
         criterion: the validation metric by which methods are compared.
         summaries: one for each method and setting that has measured something, the runs of a method together.
-        records: all of its runs.
+        runs: all of its runs.
         bits: of the latent variable; None where it has none.
     """
 
@@ -33,7 +33,7 @@ class Section:
     data: str
     criterion: str
     summaries: list[Summary]
-    records: list[Run]
+    runs: list[Run]
     bits: int | None = None
 
     @property
@@ -60,18 +60,18 @@ def read_sections(places: Iterable[pathlib.Path]) -> tuple[list[Section], list[s
         UsageError: if there is no run at all.
     """
     places = list(places)
-    records, problems = read_runs(places)
-    if not records and not problems:
+    runs, problems = read_runs(places)
+    if not runs and not problems:
         raise UsageError(f"there is no run in or below {', '.join(map(str, places)) or 'no folder'}")
     groups: dict[tuple[str, str, int | None], list[Run]] = {}
-    for record in _comparable(records):
-        groups.setdefault((record.experiment, record.args["data"], record.args.get("bits")), []).append(record)
+    for run in _comparable(runs):
+        groups.setdefault((run.experiment, run.args["data"], run.args.get("bits")), []).append(run)
     sections = []
     for (experiment, data, bits), members in sorted(groups.items(), key=lambda item: (*item[0][:2], item[0][2] or 0)):
         try:
             criterion = experiment_class(experiment).criterion
         except UsageError as error:
-            problems += [f"{record.path}: {error}" for record in members]
+            problems += [f"{run.path}: {error}" for run in members]
             continue
         kept, repeated = without_repetitions(_with_variants(members))
         problems += repeated
@@ -80,73 +80,73 @@ def read_sections(places: Iterable[pathlib.Path]) -> tuple[list[Section], list[s
     return sections, [text.replace(here, "") for text in problems]
 
 
-def _comparable(records: list[Run]) -> list[Run]:
-    """The runs in the terms of records of today: all options, numbers of few digits, data without the folders above it.
+def _comparable(runs: list[Run]) -> list[Run]:
+    """The runs in the terms of runs of today: all options, numbers of few digits, data without the folders above it.
 
     Where several folders have the same name, the data sets keep their folders: they may be others.
     """
     places: dict[tuple[str, str], set[str]] = {}
-    for record in records:
-        places.setdefault((record.experiment, _data_name(record)), set()).add(str(record.args["data"]))
+    for run in runs:
+        places.setdefault((run.experiment, _data_name(run)), set()).add(str(run.args["data"]))
     found = []
-    for record in records:
-        name = _data_name(record)
-        is_clear = len(places[record.experiment, name] - {name}) < 2
-        data = name if is_clear else str(record.args["data"])
-        args = with_defaults(record.experiment, record.args)
-        found.append(replace(record, args=rounded(args) | {"data": data}))
+    for run in runs:
+        name = _data_name(run)
+        is_clear = len(places[run.experiment, name] - {name}) < 2
+        data = name if is_clear else str(run.args["data"])
+        args = with_defaults(run.experiment, run.args)
+        found.append(replace(run, args=rounded(args) | {"data": data}))
     return found
 
 
-def _data_name(record: Run) -> str:
-    return pathlib.Path(str(record.args["data"])).name
+def _data_name(run: Run) -> str:
+    return pathlib.Path(str(run.args["data"])).name
 
 
-def _with_variants(records: list[Run]) -> list[Run]:
-    """The runs, those in folders under the name that the records of the same setting have for it."""
+def _with_variants(runs: list[Run]) -> list[Run]:
+    """The runs, those in folders under the name that the runs of the same setting have for it."""
     names: dict[str, set[str]] = {}
-    for record in records:
-        if record.variant is not None:
-            names.setdefault(told(record), set()).add(record.variant)
+    for run in runs:
+        if run.variant is not None:
+            names.setdefault(told(run), set()).add(run.variant)
     found = []
-    for record in records:
-        known = names.get(told(record), set())
+    for run in runs:
+        known = names.get(told(run), set())
         # Two names of one setting are not for us to choose between.
         name = next(iter(known)) if len(known) == 1 else ""
-        found.append(replace(record, variant=name) if record.variant is None else record)
+        found.append(replace(run, variant=name) if run.variant is None else run)
     return found
 
 
-def told(record: Run, *, with_seed: bool = False) -> str:
+def told(run: Run, *, with_seed: bool = False) -> str:
     """The same for runs that were told the same, wherever they were made."""
     hidden = PLACES - {"seed"} if with_seed else PLACES
-    return repr(sorted((name, value) for name, value in record.args.items() if name not in hidden))
+    return repr(sorted((name, value) for name, value in run.args.items() if name not in hidden))
 
 
-def without_repetitions(records: list[Run]) -> tuple[list[Run], list[str]]:
+def without_repetitions(runs: list[Run]) -> tuple[list[Run], list[str]]:
     """One run for each method, setting and seed: a second one would feign a smaller error.
 
-    It is the longest, and an evaluated one before others. A folder and a record are the same run, which needs no word.
+    It is the longest, and an evaluated one before others. A folder and a run are the same run, which needs no word.
     """
     kept: dict[tuple[str | None, str], Run] = {}
-    for record in sorted(records, key=lambda record: (-len(record.lines), not record.test)):
-        kept.setdefault((record.variant, told(record, with_seed=True)), record)
+    for run in sorted(runs, key=lambda run: (-len(run.lines), not run.test)):
+        kept.setdefault((run.variant, told(run, with_seed=True)), run)
     repeated = []
-    for record in records:
-        other = kept[record.variant, told(record, with_seed=True)]
-        if other.path != record.path and other.path.is_file() == record.path.is_file():
-            repeated.append(f"{record.path}: another run was told the same, seed included, and has measured as much")
-    chosen = {record.path for record in kept.values()}
-    return [record for record in records if record.path in chosen], repeated
+    for run in runs:
+        other = kept[run.variant, told(run, with_seed=True)]
+        if other.path != run.path and other.is_record == run.is_record:
+            repeated.append(f"{run.path}: another run was told the same, seed included, and has measured as much")
+    chosen = {run.path for run in kept.values()}
+    return [run for run in runs if run.path in chosen], repeated
 
 
-def summaries_by_setting(records: list[Run]) -> list[Summary]:
+def summaries_by_setting(runs: list[Run]) -> list[Summary]:
     """One for each method and setting that has measured something, where a setting is all that differs among the runs."""
-    differing = differing_options(records)
+    differing = differing_options(runs)
     groups: dict[tuple[str, ...], list[Run]] = {}
-    for record in records:
-        group = record.args["method"], record.variant or "", *(repr(record.args.get(name)) for name in differing)
-        groups.setdefault(group, []).append(record)
+    for run in runs:
+        group = run.args["method"], run.variant or "", *(repr(run.args.get(name)) for name in differing)
+        groups.setdefault(group, []).append(run)
     found = []
     for (method, variant, *_), members in groups.items():
         setting: dict[str, Any] = {"variant": variant} if variant else {}
@@ -155,10 +155,10 @@ def summaries_by_setting(records: list[Run]) -> list[Summary]:
     return sorted(filter(None, found), key=lambda summary: summary.method)
 
 
-def differing_options(records: list[Run]) -> list[str]:
+def differing_options(runs: list[Run]) -> list[str]:
     """The options that are not the same in all runs."""
     values: dict[str, set[Any]] = {}
-    for record in records:
-        for name in record.args.keys() - PLACES - {"method"}:
-            values.setdefault(name, set()).add(repr(record.args[name]))
+    for run in runs:
+        for name in run.args.keys() - PLACES - {"method"}:
+            values.setdefault(name, set()).add(repr(run.args[name]))
     return sorted(name for name, seen in values.items() if len(seen) > 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -61,7 +60,7 @@ def _changed(experiment: str, row: Row) -> set[str]:
     told = _used(experiment, row)
     try:
         given = {name: row.args.get(name) for name in ("data", "bits")} if row.args else {}
-        default = rounded(dataclasses.asdict(make_args(experiment, row.method, given)))
+        default = rounded(make_args(experiment, row.method, given).model_dump())
     except ValueError:  # a method of another version
         return set()
     return {name for name, value in told.items() if default.get(name) != value}

@@ -54,7 +54,7 @@ class Summary:
     Args:
         method: how the sum was made.
         setting: what sets these runs apart from others of the method.
-        records: the runs that are counted: the finished ones, or as long as there is none, those with an epoch at least,
+        runs: the runs that are counted: the finished ones, or as long as there is none, those with an epoch at least,
             each up to the last epoch that all of them have reached.
         n_runs: how many there are or will be, counted or not.
         validation: metrics of the last epoch.
@@ -65,11 +65,11 @@ class Summary:
 
     method: str
     setting: Mapping[str, Any]
-    records: tuple[Run, ...]
+    runs: tuple[Run, ...]
     n_runs: int
     validation: dict[str, Statistic]
     test: dict[str, Statistic]
-    calls: Statistic
+    calls: Statistic | None
     seconds: Statistic
 
     @property
@@ -81,41 +81,41 @@ class Summary:
     @property
     def n_finished(self) -> int:
         """How many of the runs have come to their end."""
-        return sum(record.is_finished for record in self.records)
+        return sum(run.is_finished for run in self.runs)
 
     @property
     def unfinished(self) -> str:
         """How far the runs are, in words, where none is finished; empty otherwise."""
-        first = self.records[0]
+        first = self.runs[0]
         return "" if self.n_finished else f"unfinished, at epoch {len(first.lines)} of {first.args['epochs']}"
 
 
-def summarise(method: str, setting: Mapping[str, Any], records: Iterable[Run], n_runs: int | None = None) -> Summary | None:
+def summarise(method: str, setting: Mapping[str, Any], runs: Iterable[Run], n_runs: int | None = None) -> Summary | None:
     """The summary of runs that differ in their seed alone; None if none of them has measured an epoch."""
-    begun = list(records)
-    counted = [record for record in begun if record.lines and record.is_finished] or _to_common_epoch(begun)
+    begun = list(runs)
+    counted = [run for run in begun if run.lines and run.is_finished] or _to_common_epoch(begun)
     if not counted:
         return None
     return Summary(
         method=method,
         setting=setting,
-        records=tuple(counted),
+        runs=tuple(counted),
         n_runs=len(begun) if n_runs is None else n_runs,
-        validation=_statistics([record.validation for record in counted]),
-        test=_statistics([record.test for record in counted]),
-        calls=statistic([record.calls for record in counted]),
-        seconds=statistic([record.seconds for record in counted]),
+        validation=_statistics([run.validation for run in counted]),
+        test=_statistics([run.test for run in counted]),
+        calls=_known([run.calls for run in counted]),
+        seconds=statistic([run.seconds for run in counted]),
     )
 
 
-def _to_common_epoch(records: Iterable[Run]) -> list[Run]:
+def _to_common_epoch(runs: Iterable[Run]) -> list[Run]:
     """Runs with an epoch at least, up to the last one that all have reached: later ones would be means over fewer seeds.
 
     What was evaluated after a later epoch does not belong to it.
     """
-    begun = [record for record in records if record.lines]
-    n = min((len(record.lines) for record in begun), default=0)
-    return [record if len(record.lines) == n else replace(record, lines=record.lines[:n], test={}) for record in begun]
+    begun = [run for run in runs if run.lines]
+    n = min((len(run.lines) for run in begun), default=0)
+    return [run if len(run.lines) == n else replace(run, lines=run.lines[:n], test={}) for run in begun]
 
 
 def unfinished_note(summaries: Iterable[Summary], beginning: str) -> str:
@@ -160,3 +160,9 @@ def _statistics(metrics: list[dict[str, float]]) -> dict[str, Statistic]:
     """Of each name, over those that have it, in the order in which they come."""
     names = dict.fromkeys(name for values in metrics for name in values)
     return {name: statistic([values[name] for values in metrics if name in values]) for name in names}
+
+
+def _known(values: Sequence[float | None]) -> Statistic | None:
+    """Over those that are known; None if none is."""
+    known = [value for value in values if value is not None]
+    return statistic(known) if known else None

@@ -34,11 +34,11 @@ def cells(summaries: Sequence[Summary], criterion: str, splits: Sequence[str] = 
     for split in splits:
         metrics = [_metrics(summary, split) for summary in summaries]
         for name in _names(metrics, criterion):
-            n_runs = [len(summary.records) for summary in summaries]
+            n_runs = [len(summary.runs) for summary in summaries]
             shown = [_number(values.get(name), n) for values, n in zip(metrics, n_runs, strict=True)]
             columns.append((f"{split} {name}", shown))
     if "validation" in splits:
-        columns.append(("training calls", [fixed(summary.calls.mean, 2) for summary in summaries]))
+        columns.append(("training calls", [fixed(summary.calls.mean, 2) if summary.calls else "-" for summary in summaries]))
         columns.append(("training seconds", [fixed(summary.seconds.mean, 1) for summary in summaries]))
     header, contents = zip(*columns, strict=True)
     return [list(header), *map(list, zip(*contents, strict=True))]
@@ -90,11 +90,11 @@ def sections_table(sections: Sequence[Section], problems: Sequence[str]) -> Grou
 
 def _headline_cells(summaries: Sequence[Summary], criterion: str) -> list[list[str]]:
     """The header and a row for each summary: the validation criterion, and the first test metric if any has it."""
-    column = columns_of(summaries[0].records[0].experiment)[0]
-    tested = [column.statistic(summary.records) for summary in summaries]
+    column = columns_of(summaries[0].runs[0].experiment)[0]
+    tested = [column.statistic(summary.runs) for summary in summaries]
     rows = [["method", "seeds", f"validation {criterion}", f"test {column.heading}"]]
     for summary, test in zip(summaries, tested, strict=True):
-        n_runs = len(summary.records)
+        n_runs = len(summary.runs)
         rows.append(
             [
                 summary.method,
@@ -151,7 +151,7 @@ def _names(metrics: list[dict[str, Statistic]], first: str) -> list[str]:
 
 def _setting(summary: Summary) -> str:
     """What sets the runs apart, as far as it makes a difference to the method."""
-    experiment = summary.records[0].experiment if summary.records else ""
+    experiment = summary.runs[0].experiment if summary.runs else ""
     told = {name: value for name, value in summary.setting.items() if is_used(experiment, summary.method, name, value)}
     return ", ".join(f"{name} {value}" for name, value in told.items())
 
