@@ -22,7 +22,7 @@ _NAME_HEIGHT, _MAX_SIGNS = 15, 20
 # A short line has a mark at each point, a longer one so many.
 _N_MARKED, _MAX_ALL_MARKED = 5, 15
 # Methods differ in colour, dashes and mark, so that any one of them is enough. Colours are those of the style sheet.
-_N_COLOURS = 14
+_N_COLOURS = 15
 _DASHES = ([1, 0], [8, 3], [2, 3], [9, 3, 2, 3], [14, 4], [5, 2], [1, 3, 7, 3])
 _SHAPES = (
     "M1,0A1,1,0,1,1,-1,0A1,1,0,1,1,1,0Z",
@@ -34,6 +34,24 @@ _SHAPES = (
     "M-.4,-1.3H.4V-.4H1.3V.4H.4V1.3H-.4V.4H-1.3V-.4H-.4Z",
     "M-1.3,-.6H1.3V.6H-1.3Z",
 )
+_LOOK = {
+    "background": "transparent",
+    "aria": False,
+    "view": {"stroke": None},
+    "text": {"fontSize": 12},
+    "point": {"opacity": 1},
+    "axis": {
+        "labelColor": "var(--text)",
+        "titleColor": "var(--text)",
+        "gridColor": "var(--rule)",
+        "tickColor": "var(--soft)",
+        "domainColor": "var(--soft)",
+        "labelFontSize": 12,
+        "titleFontSize": 12,
+        "labelFlush": False,
+        "labelPadding": 5,
+    },
+}
 # Vega marks up each element for screen readers; here the whole picture is one image with a description.
 _KEPT = {"d", "transform", "x2", "y2", "fill", "stroke", "stroke-width", "stroke-dasharray", "text-anchor", "clip-path"}
 _CUT_NOTE = "Some values, of the first epochs or of spikes, are outside the frame."
@@ -129,47 +147,51 @@ def _picture(figure: Figure, plot: _Plot, name: str) -> Markup:
     import altair  # here, so that commands that draw nothing start faster
     import vl_convert
 
-    def layer(rows: list[dict[str, Any]], kind: str, mark: dict[str, Any], **encoding: Any) -> altair.Chart:
-        """Colours are in the data, and places are pixels where they are not values: neither has a scale."""
-        chart = getattr(altair.Chart(altair.Data(values=rows)), f"mark_{kind}")(**mark)
-        paint = altair.Fill if kind in {"area", "point", "text"} else altair.Stroke
-        drawn: altair.Chart = chart.encode(paint("colour:N", scale=None), **encoding)
-        return drawn
+    names = _names(figure, plot)
+    data = {
+        "lines": [row for series in figure.series for row in _rows(plot, series)],
+        "bars": [bar for series in figure.series for bar in _bars(plot, series)],
+        "marks": [mark for series in figure.series for mark in _marks(plot, series)] + names,
+        "names": names,
+    }
+
+    def layer(rows: str, kind: str, **mark: Any) -> altair.Chart:
+        """Colours are in the data, without a scale."""
+        chart: altair.Chart = getattr(altair.Chart(altair.NamedData(rows)), f"mark_{kind}")(**mark)
+        paint = altair.Stroke if kind in {"line", "rule"} else altair.Fill
+        return chart.encode(paint("colour:N", scale=None))
 
     def axis(axis: Axis, label: str, **options: Any) -> dict[str, Any]:
-        scale = altair.Scale(domain=axis.domain, nice=False, zero=False, type="log" if axis.is_logarithmic else "linear")
-        values = {"values": _ticks(axis)} if axis.is_logarithmic else {"tickCount": 6, "tickMinStep": 1 if label == "epoch" else 0}
-        return {"scale": scale, "axis": altair.Axis(title=label, format="~g", **values, **options)}
+        kind, options = "linear", options | {"tickCount": 6, "tickMinStep": int(label == "epoch")}
+        if axis.is_logarithmic:
+            kind, options = "log", options | {"values": _ticks(axis)}
+        scale = altair.Scale(domain=axis.domain, nice=False, zero=False, type=kind)
+        return {"scale": scale, "title": printable(label), "axis": altair.Axis(format=".6~g", **options)}
 
-    x = altair.X("x:Q", **axis(plot.x, printable(figure.x_label), grid=False, titleY=42))
-    height = axis(plot.y, printable(figure.y_label), titleX=-54, ticks=False, domain=False)
-    pixel_x, pixel_y = altair.X("x:Q", scale=None), altair.Y("y:Q", scale=None)
-    rows = [row for series in figure.series for row in _rows(plot, series)]
-    path = {"clip": True, "invalid": "break-paths-filter-domains"}
-    thin = {"strokeWidth": 1, "opacity": 0.4} if figure.has_points else {"strokeWidth": 1.8}
+    x = altair.X("x:Q", **axis(plot.x, figure.x_label, grid=False, titleY=34))
+    height = axis(plot.y, figure.y_label, titleX=-54, ticks=False, domain=False)
     styles = sorted({series.style for series in figure.series})
     dashes = altair.Scale(domain=styles, range=[_DASHES[style % len(_DASHES)] for style in styles])
-    ends, bars = _names(figure, plot), [bar for series in figure.series for bar in _bars(plot, series)]
-    marks = [mark for series in figure.series for mark in _marks(plot, series)] + [end for end in ends if end["text"]]
-    leader = {"strokeWidth": 0.8, "opacity": 0.6, "strokeDash": [1, 3]}
+    path = {"clip": True, "invalid": "break-paths-filter-domains"}
+    thin = {"strokeWidth": 1, "opacity": 0.4} if figure.has_points else {"strokeWidth": 1.8}
+    pixels = {key: kind(f"{key}:Q", scale=None) for key, kind in (("x", altair.X), ("y", altair.Y))}
     chart = altair.layer(
-        layer(rows, "area", path | {"opacity": 0.16}, x=x, y=altair.Y("low:Q", **height), y2="high:Q"),
-        layer(rows, "line", path | thin, x=x, y=altair.Y("y:Q", **height), strokeDash=altair.StrokeDash("style:O", scale=dashes, legend=None)),
-        layer(ends, "rule", leader, x=altair.X("fromX:Q", scale=None), y=altair.Y("fromY:Q", scale=None), x2="x:Q", y2="y:Q"),
-        layer(bars, "rule", {"strokeWidth": 1.5}, x=pixel_x, y=pixel_y, x2="x2:Q", y2="y2:Q"),
-        layer(marks, "point", {"filled": True, "size": 42, "opacity": 1}, x=pixel_x, y=pixel_y, shape=altair.Shape("shape:N", scale=None)),
-        layer(ends, "text", {"align": "left", "dx": 12, "baseline": "middle"}, x=pixel_x, y=pixel_y, text="text:N"),
-    )
-    chart = chart.properties(
+        layer("lines", "area", opacity=0.16, **path).encode(x, altair.Y("low:Q", **height), y2="high:Q"),
+        layer("lines", "line", **thin, **path).encode(
+            x, altair.Y("y:Q", **height), altair.StrokeDash("style:O", scale=dashes, legend=None)
+        ),
+        layer("names", "rule", strokeWidth=0.8, opacity=0.6, strokeDash=[1, 3]).encode(**pixels, x2="x2:Q", y2="y2:Q"),
+        layer("bars", "rule", strokeWidth=1.5).encode(**pixels, x2="x2:Q", y2="y2:Q"),
+        layer("marks", "point", filled=True, size=42).encode(altair.Shape("shape:N", scale=None), **pixels),
+        layer("names", "text", align="left", dx=12, baseline="middle").encode(text="text:N", **pixels),
+    ).properties(
         width=WIDTH,
         height=plot.height,
         padding={"left": LEFT, "top": TOP, "right": _RIGHT, "bottom": _BOTTOM},
         autosize=altair.AutoSizeParams(type="none"),
     )
-    chart = chart.configure(background="transparent", aria=False).configure_view(stroke=None).configure_text(fontSize=12)
-    colours = {"labelColor": "var(--text)", "titleColor": "var(--text)", "gridColor": "var(--rule)", "tickColor": "var(--soft)"}
-    texts = {"labelFontSize": 12, "titleFontSize": 12, "labelFlush": False, "domainColor": "var(--soft)"}
-    return _tidied(vl_convert.vegalite_to_svg(chart.configure_axis(**colours, **texts).to_dict()), name, plot.height)
+    spec = chart.configure(**_LOOK).to_dict() | {"datasets": data}
+    return _tidied(vl_convert.vegalite_to_svg(spec), name, plot.height)
 
 
 def _colour(series: Series) -> dict[str, Any]:
@@ -221,7 +243,7 @@ def _names(figure: Figure, plot: _Plot) -> list[dict[str, Any]]:
     ends = [(series, end) for series in figure.series if (end := plot.end(series))]
     rows = spread([y for _, (_, y) in ends], 4, plot.height - 2)
     return [
-        {"x": WIDTH + 20, "y": row, "fromX": x, "fromY": y, "text": shortened(series.name), "shape": sample(series.style)["shape"]}
+        {"x": WIDTH + 20, "y": row, "x2": x, "y2": y, "text": shortened(series.name), "shape": sample(series.style)["shape"]}
         | _colour(series)
         for (series, (x, y)), row in zip(ends, rows, strict=True)
     ]
@@ -270,10 +292,9 @@ def _ticks(axis: Axis) -> list[float]:
 def _tidied(svg: str, name: str, height: int) -> Markup:
     """Vega's picture without what the page does not need; elements of a method say which it is."""
     root = ElementTree.fromstring(re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg, count=2))
-    root.remove(root.find("defs"))
     for parent in list(root.iter()):
         for child in list(parent):
-            if child.get("class") in {"background", "foreground"}:
+            if child.tag == "defs" or child.get("class") in {"background", "foreground"}:
                 parent.remove(child)
     for each in root.iter():
         paint = re.fullmatch(r"var\(--c(\d+)\)", each.get("fill") or each.get("stroke") or "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -65,8 +65,7 @@ class Series:
         return [found.mean - error, found.mean, found.mean + error]
 
 
-@dataclass(frozen=True)
-class Axis:
+class Axis(NamedTuple):
     """An axis of a figure; ends are logarithms to base 10 where it is logarithmic."""
 
     low: float
