@@ -21,9 +21,8 @@ from sparsum_experiments.report.latent import show_latent
 from sparsum_experiments.report.latent.view import png_address
 from sparsum_experiments.report.machines import machines_note
 from sparsum_experiments.report.sections import Section, read_sections
-from sparsum_experiments.report.settings import setting_text
 from sparsum_experiments.report.summary import Summary, unfinished_note
-from sparsum_experiments.report.tables import cells
+from sparsum_experiments.report.tables import LEFT_ALIGNED, cells
 
 #: How many bytes a page may have, so that it can be mailed and opened on a phone.
 MAX_BYTES = 4_900_000
@@ -92,7 +91,7 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     found.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    found.globals |= {"sample": sample, "png": png_address}
+    found.globals |= {"sample": sample, "png": png_address, "left_aligned": LEFT_ALIGNED}
     return found
 
 
@@ -153,8 +152,9 @@ def _metrics(section: Section, summaries: Sequence[Summary]) -> list[list[Any]]:
 
 
 def _metric_notes(section: Section) -> list[str]:
+    better = "larger" if section.kind.sign > 0 else "smaller"
     return [
-        f"Validation at the last epoch, means ± standard errors over seeds; larger {section.criterion} is better. "
+        f"Validation at the last epoch, means ± standard errors over seeds; {better} {section.criterion} is better. "
         "Training calls: decoder calls per example, the mean over all epochs.",
         unfinished_note(section.summaries, "Taken at the last epoch that all seeds have reached"),
         machines_note((summary.label, summary.runs) for summary in section.summaries),
@@ -167,7 +167,6 @@ def drawn_settings(section: Section) -> str:
     chosen = []
     for summary in section.best:
         if (n := n_settings[summary.method]) > 1:
-            setting = setting_text(section.experiment, summary.method, summary.setting)
-            chosen.append(f"{summary.method}: {setting or 'no variant'} (of {n})")
+            chosen.append(f"{summary.method}: {summary.setting_text or 'no variant'} (of {n})")
     about = f"Each method is drawn at the setting with the best {section.criteria} on the validation data."
     return f"{about} {'; '.join(chosen)}." if chosen else ""
