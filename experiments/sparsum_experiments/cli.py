@@ -243,9 +243,7 @@ def _sweep_command(experiment: str) -> click.Command:
     kind = experiment_class(experiment)
     metrics = ", ".join(dict.fromkeys((kind.criterion, *kind.own_criteria.values(), *kind.judges)))
     params: list[click.Parameter] = [
-        click.Option(
-            ["--methods"], help="Separated by commas. [default: all; with --tuned-by, those with runs there]"
-        ),
+        click.Option(["--methods"], help="Separated by commas. [default: all; with --tuned-by, those with runs there]"),
         click.Option(
             ["--grid"],
             multiple=True,
