@@ -44,7 +44,7 @@ from sparsum_experiments.cli_options import (
     ViewDataDir,
     WarmEpochs,
 )
-from sparsum_experiments.data import commands as data_commands
+from sparsum_experiments.data_command import data_command
 from sparsum_experiments.demo import run_demo
 from sparsum_experiments.errors import DivergedError, Stopped, UsageError
 from sparsum_experiments.registry import uses
@@ -66,7 +66,6 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
-app.add_typer(data_commands.app, name="data")
 
 _out = Console(markup=False)
 # What pages begin with.
@@ -352,6 +351,8 @@ def _options(arguments: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Run a command; mistakes of its user become one line and exit status 2, a stopped run 130."""
     try:
+        if sys.argv[1:2] == ["data"]:
+            data_command(sys.argv[2:], "sparsum data")
         app()
     except (DivergedError, ImportError, OSError, ValueError) as error:
         _fail(str(error), 1 if isinstance(error, DivergedError) else 2)

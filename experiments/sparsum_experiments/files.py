@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import tempfile
 import zipfile
 from typing import Any
@@ -29,6 +30,15 @@ def write_bytes(path: pathlib.Path, content: bytes) -> None:
         _write_and_rename(path, content)
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def printable(text: str) -> str:
+    r"""Text whose control characters are escaped, so that a terminal does not act on them.
+
+    >>> printable("a\x1b[2J b\x9b\n")
+    'a\\x1b[2J b\\x9b\n'
+    """
+    return re.sub(r"[^\n\t -~\xa0-\ud7ff\ue000-\U0010ffff]", lambda found: ascii(found[0])[1:-1], text)
 
 
 def _write_and_rename(path: pathlib.Path, content: bytes) -> None:
