@@ -195,6 +195,7 @@ def header(shape: tuple[int, ...], dtype: str = "<f8") -> bytes:
         ("names", header((1,), "<U1") + b"\xff\xff\xff\xff", "names has characters that are not Unicode"),
         ("x", b"text", "is corrupted"),
     ],
+    ids=["huge", "negative", "longer", "bomb", "strings of no length", "surrogate", "no character", "no array"],
 )
 def test_arrays_that_lie(tmp_path: Path, key: str, content: bytes, words: str) -> None:
     path = write(tmp_path, both={key: None}) / "test.npz"

@@ -283,6 +283,7 @@ def bomb(n_images: int, n_zeros: int) -> bytes:
         (bomb(1, 100_000_000), "has more than the 1,000,016 bytes that it announces"),
         (idx(torch.zeros(0, 4, 4)), "holds no entries, but 0 x 4 x 4"),
     ],
+    ids=["ratio", "size", "more than announced", "nothing"],
 )
 def test_bombs_are_refused_before_they_are_uncompressed(tmp_path: Path, content: bytes, words: str) -> None:
     path = own(tmp_path / "mine") / f"{IMAGES}.gz"
