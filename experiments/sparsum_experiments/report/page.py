@@ -95,6 +95,11 @@ def _environment() -> jinja2.Environment:
     return found
 
 
+def macros(template: str) -> Any:
+    """The macros of a template, as functions."""
+    return _environment().get_template(template).module
+
+
 def _files(suffix: str) -> Markup:
     """All style sheets or all scripts of the page, in the order of their names."""
     folder = importlib.resources.files("sparsum_experiments.report") / "page"
@@ -104,19 +109,18 @@ def _files(suffix: str) -> Markup:
 
 def _parts(sections: Sequence[Section], data_dir: str | None, n_bytes: int) -> list[list[Markup]]:
     """The parts of each section: tables, and as far as there is room figures, views of latent variables and commands."""
-    macros: Any = _environment().get_template("section.html.j2").module
-    latent: Any = _environment().get_template("latent.html.j2").module
+    shown, latent = macros("section.html.j2"), macros("latent.html.j2")
     contents = [_content(section, f"section-{i}", len(sections)) for i, section in enumerate(sections, start=1)]
     views = [show_latent(section, data_dir) for section in sections]
-    found = [[macros.tables(content)] for content in contents]
+    found = [[shown.tables(content)] for content in contents]
     left = n_bytes - sum(len(part.encode()) for parts in found for part in parts)
     for title, rendered in (
-        ("Figures", [macros.figures(content) if content["figures"] else Markup() for content in contents]),
+        ("Figures", [shown.figures(content) if content["figures"] else Markup() for content in contents]),
         ("What the latent variable learned", [latent.latent(view) if view else Markup() for view in views]),
-        ("Commands", [macros.commands(content["commands"]) for content in contents]),
+        ("Commands", [shown.commands(content["commands"]) for content in contents]),
     ):
         for parts, part in zip(found, rendered, strict=True):
-            parts.append(part if len(part.encode()) <= left else macros.left_out(title))
+            parts.append(part if len(part.encode()) <= left else shown.left_out(title))
             left -= len(parts[-1].encode())
     return found
 
