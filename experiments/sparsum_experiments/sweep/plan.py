@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparsum_experiments.options import as_flag
 from sparsum_experiments.errors import UsageError
-from sparsum_experiments.options import CommonArgs
+from sparsum_experiments.options import CommonArgs, as_flag
 from sparsum_experiments.registry import args_class, experiment_class, make_args, train_options
 
 # What a grid cannot hold, and why.
