@@ -14,6 +14,7 @@ import torch
 from sparsum_experiments import report
 from sparsum_experiments.bitvector_vae import BitvectorVAE, Model
 from sparsum_experiments.report import latent
+from sparsum_experiments.report import page as pages
 from sparsum_experiments.report.latent.bits import BitsView
 from sparsum_experiments.training.evaluate import restore_experiment
 from sparsum_experiments.training.start import run
@@ -48,7 +49,7 @@ def model(folder: pathlib.Path) -> Model:
 
 @pytest.fixture
 def page(browser: Any, folder: pathlib.Path, tmp_path: pathlib.Path) -> Iterator[Any]:
-    """The report, opened from the disk; whatever it complains of, or asks the network for, fails the test."""
+    """The report, opened from the disk; whatever it logs as an error, or requests from the network, fails the test."""
     file = report.write_report([folder], tmp_path / "report.html")
     opened = browser.new_page(viewport={"width": 1200, "height": 900})
     complaints: list[str] = []
@@ -186,16 +187,14 @@ def test_a_narrow_window_is_wide_enough(page: Any) -> None:
     assert overflow == 0
 
 
-def test_labels_of_a_kept_view_are_no_markup(
-    browser: Any, view: BitsView, folder: pathlib.Path, tmp_path: pathlib.Path
-) -> None:
+def test_labels_of_a_kept_view_are_text(browser: Any, view: BitsView, folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
     evil = "</script><img src=x onerror='document.title = 1'>\u2028"
-    content = view.to_json()
+    content = view.model_dump(mode="json")
     content["examples"][0]["label"] = evil
     assert base64.b64decode(content["weights"]) == view.weights
-    changed = BitsView.from_json(latent.Fields(content)).markup()
+    changed = pages.macros("latent.html.j2").bits(BitsView.model_validate(content))
     file = tmp_path / "page.html"
-    script = (importlib.resources.files("sparsum_experiments.report") / "page" / "latent.js").read_text()
+    script = (importlib.resources.files("sparsum_experiments.report") / "page" / "latent.js").read_text(encoding="utf-8")
     file.write_text(f'<!doctype html><meta charset="utf-8"><body>{changed}<script>{script}</script>', encoding="utf-8")
     opened = browser.new_page()
     opened.goto(file.as_uri())

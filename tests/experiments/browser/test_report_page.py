@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from sparsum_experiments import report
 from sparsum_experiments.registry import make_args
-from sparsum_experiments.runs import RunFolder
+from sparsum_experiments.runs import Config, RunArgs, RunFolder
 from sparsum_experiments.training.start import run
 
 pytestmark = pytest.mark.browser
 RESULTS = Path(__file__).parents[3] / "results"
-EXAMPLE = RESULTS.parent / "docs" / "report.html"
+END = 506 / 666  # where the axis of a figure ends, as a part of its width
 ODD = "<img src=x onerror=alert(1)></script><!--\u2028&amp;\"'"
 
 
 @pytest.fixture
 def load(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Opens a page, and afterwards sees to it that it logged nothing and asked for nothing."""
+    """Opens a page, and checks afterwards that it logged nothing and requested nothing."""
     contexts, messages, requests = [], [], []
 
     def opened(file: Path, **options: Any) -> Any:
@@ -62,22 +62,40 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_run(path: Path, method: str, value: float | None, data: str = "mnist") -> None:
     """Success at epoch i is i times that at the end over 5, in per cent; there is no evaluation without a value."""
     folder = RunFolder(path)
-    folder.create("signal-game", make_args("signal-game", "sparse", {"epochs": 5, "data": data}))
-    config = json.loads(folder.config_file.read_text())
-    config["args"]["method"] = method
-    folder.config_file.write_text(json.dumps(config))
+    args = make_args("signal-game", "sparse", {"epochs": 5, "data": data}).model_dump() | {"method": method}
+    folder.create(Config(experiment="signal-game", args=RunArgs(**args)))
     for epoch in range(5):
         calls = {"mean": 2.0, "median": 2.0, "p10": 1.0, "p25": 1.5, "p75": 3.0, "p90": 4.0}
         metrics = {"success": (value or 50.0) * (epoch + 1) / 500, ODD: 1.0}
         folder.add_metrics({"epoch": epoch, "validation": metrics, "calls": calls, "seconds": 1.0})
     if value is not None:
-        (path / "evaluation.json").write_text(json.dumps({"success": value / 100}))
+        (path / "evaluation.json").write_text(json.dumps({"success": value / 100}), encoding="utf-8")
 
 
 def methods(page: Any) -> list[str]:
     """The first column of the first table."""
     found: list[str] = page.locator("table").first.locator("tbody th").all_text_contents()
     return found
+
+
+OVERLAPS = """svg => {
+  const boxes = [...svg.querySelectorAll("text")].map((text) => [text.textContent, text.getBoundingClientRect()]);
+  const found = [];
+  boxes.forEach(([name, a], i) => boxes.slice(i + 1).forEach(([other, b]) => {
+    const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+    const down = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+    if (across > 0.5 && down > 0.5) found.push(`${name} / ${other}`);
+  }));
+  return found;
+}"""
+
+OUTSIDE = """svg => {
+  const all = svg.getBoundingClientRect();
+  return [...svg.querySelectorAll("text")].filter((text) => {
+    const box = text.getBoundingClientRect();
+    return box.left < all.left - 1 || box.right > all.right + 1 || box.top < all.top - 1 || box.bottom > all.bottom + 1;
+  }).map((text) => text.textContent);
+}"""
 
 
 def no_scrolling(page: Any) -> bool:
@@ -88,7 +106,7 @@ def no_scrolling(page: Any) -> bool:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_results_are_shown(load: Callable[..., Any], results: Path, scheme: str) -> None:
     page = load(results, color_scheme=scheme)
-    assert results.stat().st_size < 5_000_000
+    assert results.stat().st_size < 4_900_000
     assert page.locator("main > section").count() >= 2
     assert page.locator("figure svg[role=img]").count() >= 6
     assert no_scrolling(page)
@@ -97,8 +115,8 @@ def test_results_are_shown(load: Callable[..., Any], results: Path, scheme: str)
     assert no_scrolling(page)  # wide tables scroll by themselves
 
 
-def test_the_example_page_decodes_as_bits_are_switched(load: Callable[..., Any]) -> None:
-    page = load(EXAMPLE)
+def test_the_page_of_results_decodes_as_bits_are_switched(load: Callable[..., Any], results: Path) -> None:
+    page = load(results)
     assert page.locator(".latent").count() == 4
     assert page.locator(".latent-problem").count() == 0
     with_switches = page.locator(".latent", has=page.locator(".latent-switch"))
@@ -114,13 +132,13 @@ def test_odd_names_are_text(load: Callable[..., Any], tmp_path: Path) -> None:
     make_run(tmp_path / "a", ODD, 20.0, data="x" * 300)
     make_run(tmp_path / "b", "sparse", 30.0, data="x" * 300)
     (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "config.json").write_text(f"{ODD}")
+    (tmp_path / "broken" / "config.json").write_text(ODD, encoding="utf-8")
     page = load(report.write_report([tmp_path], tmp_path / "page.html"))
     assert ODD in methods(page)
     assert page.locator("img").count() == 0
     assert page.locator(".legend button").count() == 2
     assert no_scrolling(page)
-    assert "broken/config.json is no JSON" in page.locator("#left-out").inner_text()
+    assert "broken/config.json is not valid JSON" in page.locator("#left-out").inner_text()
     page.locator("figure .plot").first.focus()
     page.keyboard.press("End")
     assert ODD in page.locator(".tip").first.text_content()
@@ -153,7 +171,7 @@ def test_values_are_shown_where_one_points(load: Callable[..., Any], small: Path
     plot = page.locator("figure .plot").first
     plot.scroll_into_view_if_needed()
     box = plot.bounding_box()
-    page.mouse.move(box["x"] + box["width"] * 510 / 660, box["y"] + box["height"] / 2)  # the right end of the axis
+    page.mouse.move(box["x"] + box["width"] * END, box["y"] + box["height"] / 2)
     tip = plot.locator(".tip")
     assert tip.is_visible()
     assert re.sub(r"\s+", " ", tip.inner_text()) == "epoch 5 dense 80 sfe 50 sparse 9"
@@ -182,12 +200,13 @@ def test_points_are_read_by_keyboard(load: Callable[..., Any], small: Path) -> N
 def test_methods_are_hidden_and_shown(load: Callable[..., Any], small: Path) -> None:
     page = load(small)
     button = page.locator(".legend button", has_text="dense")
-    drawn = page.locator(f"g.series[data-series='{button.get_attribute('data-series')}']")
-    assert drawn.count() >= 6  # a line and a name in each of three figures
+    drawn = page.locator(f".plot [data-series='{button.get_attribute('data-series')}']")
+    assert drawn.count() >= 12  # a line or a mark, a leader, and a name with its mark in each of four figures
     assert drawn.first.is_visible()
     button.click()
     assert button.get_attribute("aria-pressed") == "false"
     assert all(each.is_hidden() for each in drawn.all())
+    assert page.locator(".plot text", has_text=re.compile("^dense$")).first.is_hidden()
     plot = page.locator("figure .plot").first
     plot.focus()
     page.keyboard.press("End")
@@ -219,7 +238,7 @@ def test_light_and_dark_are_chosen(load: Callable[..., Any], small: Path) -> Non
 
 def test_figures_need_no_script(load: Callable[..., Any], small: Path) -> None:
     page = load(small, java_script_enabled=False)
-    assert page.locator("figure svg path.line").first.is_visible()
+    assert page.locator("figure svg path[data-series]").first.is_visible()
     assert page.get_by_role("button", name="Dark").count() == 0
     assert page.locator(".hint").first.is_hidden()
 
@@ -260,7 +279,7 @@ def test_values_stay_after_a_tap(load: Callable[..., Any], small: Path) -> None:
     plot = page.locator("figure .plot").first
     plot.scroll_into_view_if_needed()
     box = plot.bounding_box()
-    page.touchscreen.tap(box["x"] + box["width"] * 510 / 660, box["y"] + box["height"] / 2)
+    page.touchscreen.tap(box["x"] + box["width"] * END, box["y"] + box["height"] / 2)
     assert "epoch 5" in plot.locator(".tip").inner_text()
     assert plot.locator(".tip").is_visible()
     page.touchscreen.tap(box["x"] + box["width"] / 2, box["y"] - 12)
@@ -277,10 +296,85 @@ def test_narrow_pages_are_readable(load: Callable[..., Any], small: Path) -> Non
     plot.focus()
     for _ in range(3):  # what is read is never outside of the box
         page.keyboard.press("ArrowRight")
-        tip, outside = plot.locator(".tip").bounding_box(), page.locator(".scroll").first.bounding_box()
+        tip, outside = plot.locator(".tip").bounding_box(), plot.locator("..").bounding_box()
         assert tip["x"] >= outside["x"] - 1
         assert tip["x"] + tip["width"] <= outside["x"] + outside["width"] + 1
     assert plot.evaluate("each => each.parentElement.scrollHeight <= each.parentElement.clientHeight")
-    box = page.locator(".wide").first
+    box = page.locator(".wide", has=page.locator("table")).first
     box.evaluate("each => { each.scrollLeft = 150; }")
     assert page.locator("table tbody th").first.bounding_box()["x"] == pytest.approx(box.bounding_box()["x"], abs=1)
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_labels_of_figures_do_not_overlap(load: Callable[..., Any], results: Path, width: int) -> None:
+    page = load(results)
+    page.set_viewport_size({"width": width, "height": 900})
+    pictures = page.locator("figure svg[role=img]:has(text)").all()
+    assert len(pictures) >= 20
+    for picture in pictures:
+        assert picture.evaluate(OVERLAPS) == []
+        assert picture.evaluate(OUTSIDE) == []
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_tables_that_are_cut_off_say_so(load: Callable[..., Any], results: Path, width: int) -> None:
+    page = load(results)
+    page.set_viewport_size({"width": width, "height": 900})
+    for each in page.locator("details > summary").all():
+        each.click()
+    n_cut = 0
+    for box in page.locator(".wide:has(table)").all():
+        is_cut = box.evaluate("each => each.scrollWidth > each.clientWidth + 1")
+        more = box.locator("xpath=following-sibling::*[1]")
+        assert more.is_visible() == is_cut
+        assert "linear-gradient" in box.evaluate("each => getComputedStyle(each).backgroundImage")
+        assert box.get_attribute("tabindex") == "0"
+        if is_cut:
+            n_cut += 1
+            assert more.inner_text() == "scroll for more columns →"
+            box.focus()
+            page.keyboard.press("ArrowRight")  # the keyboard scrolls, too
+            box.evaluate("each => new Promise((done) => { each.onscroll = done; each.scrollLeft = each.scrollWidth; })")
+            more.wait_for(state="hidden")
+    assert n_cut >= 2
+
+
+def test_nothing_is_sent_or_requested(browser: Any, small: Path) -> None:
+    page = browser.new_page()
+    page.goto(small.as_uri())
+    policy = page.locator("meta[http-equiv=Content-Security-Policy]").get_attribute("content")
+    assert {"default-src 'none'", "form-action 'none'", "base-uri 'none'"} <= set(policy.split("; "))
+    outcome = page.evaluate(
+        """() => new Promise((done) => {
+          document.addEventListener("securitypolicyviolation", (event) => done(event.effectiveDirective));
+          const base = document.createElement("base");
+          base.href = "https://example.org/";
+          document.head.append(base);
+        })"""
+    )
+    assert outcome == "base-uri"
+    page.close()
+
+
+def test_figures_are_described(load: Callable[..., Any], small: Path) -> None:
+    page = load(small)
+    picture = page.locator("figure svg[role=img]").first
+    title, description = picture.get_attribute("aria-labelledby").split()
+    assert page.locator(f"#{title}").text_content() == "Validation success over epochs"
+    assert "At the end: sparse 9; dense 80; sfe 50." in page.locator(f"#{description}").text_content()
+    assert page.locator("figure .plot").first.get_attribute("aria-label").endswith("arrow keys read values")
+
+
+def test_every_section_opens_with_what_was_found(load: Callable[..., Any], results: Path) -> None:
+    page = load(results)
+    for section in page.locator("main > section").all():
+        assert section.locator("h2 + p.finding").inner_text().endswith(".")
+
+
+def test_print_keeps_figures_and_drops_controls(load: Callable[..., Any], small: Path) -> None:
+    page = load(small)
+    page.emulate_media(media="print")
+    assert page.locator("figure svg path[data-series]").first.is_visible()
+    assert page.locator(".hint").first.is_hidden()
+    assert page.locator("button.theme").is_hidden()
+    assert page.locator(".more").first.is_hidden()

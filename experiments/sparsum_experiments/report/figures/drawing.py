@@ -171,7 +171,7 @@ def _picture(figure: Figure, plot: _Plot, name: str) -> Markup:
         return {"scale": scale, "title": printable(label), "axis": altair.Axis(format=".6~g", **options)}
 
     x = altair.X("x:Q", **axis(plot.x, figure.x_label, grid=False, titleY=34))
-    height = axis(plot.y, figure.y_label, titleX=-54, ticks=False, domain=False)
+    height = axis(plot.y, figure.y_label, titleX=-50, ticks=False, domain=False)
     styles = sorted({series.style for series in figure.series})
     dashes = altair.Scale(domain=styles, range=[_DASHES[style % len(_DASHES)] for style in styles])
     path = {"clip": True, "invalid": "break-paths-filter-domains"}
@@ -300,7 +300,8 @@ def _tidied(svg: str, name: str, height: int) -> Markup:
     root = ElementTree.fromstring(re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg, count=2))
     for parent in list(root.iter()):
         for child in list(parent):
-            if child.tag == "defs" or child.get("class") in {"background", "foreground"}:
+            is_empty = child.tag == "path" and not child.get("d")
+            if is_empty or child.tag == "defs" or child.get("class") in {"background", "foreground"}:
                 parent.remove(child)
     for each in root.iter():
         paint = re.fullmatch(r"var\(--c(\d+)\)", each.get("fill") or each.get("stroke") or "")
