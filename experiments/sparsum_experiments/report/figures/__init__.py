@@ -1,7 +1,6 @@
 """Figures of runs, drawn by Vega as static SVG; a script of the page adds the values that one points at."""
 
 from sparsum_experiments.report.figures.drawing import Drawing as Drawing
-from sparsum_experiments.report.figures.drawing import draw as draw
 from sparsum_experiments.report.figures.drawing import sample as sample
 from sparsum_experiments.report.figures.figure import Figure as Figure
 from sparsum_experiments.report.figures.figure import Point as Point

@@ -50,6 +50,11 @@ class Series:
     high: Sequence[float] = ()
     point: Point | None = None
 
+    @property
+    def pairs(self) -> list[tuple[float, float]]:
+        """The mark, or the points of the line."""
+        return [(self.point.x.mean, self.point.y.mean)] if self.point else list(zip(self.x, self.y, strict=True))
+
     def along(self, direction: Direction, skipped: float = 0.0) -> list[float]:
         """The values of the line and its band along an axis, without a part at the beginning of a long line."""
         lists = [self.x] if direction == "x" else [self.y, self.low, self.high]
