@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sparsum_experiments.report.columns import CALLS, Column
-from sparsum_experiments.report.rows import Row, table_rows
-from sparsum_experiments.report.sections import Section
+from sparsum_experiments.report.sections import Row, Section, table_rows
 from sparsum_experiments.report.summary import Statistic, number
 from sparsum_experiments.runs import Run
 
@@ -46,7 +45,7 @@ def finding(section: Section, rows: Sequence[Row] | None = None) -> str:
         if (value := summary.validation.get(section.criterion)) and math.isfinite(value.mean)
     ]
     if not found:
-        return f"No validation {section.criterion or 'metric'} is finite."
+        return f"No finite validation {section.criterion or 'metric'} was measured."
     so_far = " so far" if any(summary.unfinished for summary in section.best) else ""
     return _comparison(f"validation {section.criterion}{so_far}", section.kind.sign, found)
 
