@@ -3,6 +3,7 @@
 from sparsum_experiments.report.comparison import read_comparisons as read_comparisons
 from sparsum_experiments.report.markup import latex as latex
 from sparsum_experiments.report.markup import markdown as markdown
+from sparsum_experiments.report.page import check_page_file as check_page_file
 from sparsum_experiments.report.page import page_file as page_file
 from sparsum_experiments.report.page import write_page as write_page
 from sparsum_experiments.report.page import write_report as write_report

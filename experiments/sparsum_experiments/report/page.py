@@ -21,9 +21,8 @@ from sparsum_experiments.report.latent import show_latent
 from sparsum_experiments.report.latent.view import png_address
 from sparsum_experiments.report.machines import machines_note
 from sparsum_experiments.report.sections import Section, read_sections
-from sparsum_experiments.report.settings import setting_text
 from sparsum_experiments.report.summary import Summary, unfinished_note
-from sparsum_experiments.report.tables import cells
+from sparsum_experiments.report.tables import LEFT_ALIGNED, cells
 
 #: How many bytes a page may have, so that it can be mailed and opened on a phone.
 MAX_BYTES = 4_900_000
@@ -92,8 +91,13 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     found.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    found.globals |= {"sample": sample, "png": png_address}
+    found.globals |= {"sample": sample, "png": png_address, "left_aligned": LEFT_ALIGNED}
     return found
+
+
+def macros(template: str) -> Any:
+    """The macros of a template, as functions."""
+    return _environment().get_template(template).module
 
 
 def _files(suffix: str) -> Markup:
@@ -105,19 +109,18 @@ def _files(suffix: str) -> Markup:
 
 def _parts(sections: Sequence[Section], data_dir: str | None, n_bytes: int) -> list[list[Markup]]:
     """The parts of each section: tables, and as far as there is room figures, views of latent variables and commands."""
-    macros: Any = _environment().get_template("section.html.j2").module
-    latent: Any = _environment().get_template("latent.html.j2").module
+    shown, latent = macros("section.html.j2"), macros("latent.html.j2")
     contents = [_content(section, f"section-{i}", len(sections)) for i, section in enumerate(sections, start=1)]
     views = [show_latent(section, data_dir) for section in sections]
-    found = [[macros.tables(content)] for content in contents]
+    found = [[shown.tables(content)] for content in contents]
     left = n_bytes - sum(len(part.encode()) for parts in found for part in parts)
     for title, rendered in (
-        ("Figures", [macros.figures(content) if content["figures"] else Markup() for content in contents]),
+        ("Figures", [shown.figures(content) if content["figures"] else Markup() for content in contents]),
         ("What the latent variable learned", [latent.latent(view) if view else Markup() for view in views]),
-        ("Commands", [macros.commands(content["commands"]) for content in contents]),
+        ("Commands", [shown.commands(content["commands"]) for content in contents]),
     ):
         for parts, part in zip(found, rendered, strict=True):
-            parts.append(part if len(part.encode()) <= left else macros.left_out(title))
+            parts.append(part if len(part.encode()) <= left else shown.left_out(title))
             left -= len(parts[-1].encode())
     return found
 
@@ -153,8 +156,9 @@ def _metrics(section: Section, summaries: Sequence[Summary]) -> list[list[Any]]:
 
 
 def _metric_notes(section: Section) -> list[str]:
+    better = "larger" if section.kind.sign > 0 else "smaller"
     return [
-        f"Validation at the last epoch, means ± standard errors over seeds; larger {section.criterion} is better. "
+        f"Validation at the last epoch, means ± standard errors over seeds; {better} {section.criterion} is better. "
         "Training calls: decoder calls per example, the mean over all epochs.",
         unfinished_note(section.summaries, "Taken at the last epoch that all seeds have reached"),
         machines_note((summary.label, summary.runs) for summary in section.summaries),
@@ -167,7 +171,6 @@ def drawn_settings(section: Section) -> str:
     chosen = []
     for summary in section.best:
         if (n := n_settings[summary.method]) > 1:
-            setting = setting_text(section.experiment, summary.method, summary.setting)
-            chosen.append(f"{summary.method}: {setting or 'no variant'} (of {n})")
+            chosen.append(f"{summary.method}: {summary.setting_text or 'no variant'} (of {n})")
     about = f"Each method is drawn at the setting with the best {section.criteria} on the validation data."
     return f"{about} {'; '.join(chosen)}." if chosen else ""

@@ -33,6 +33,9 @@ _SHAPES = (
     "M0,1.2L1.15,-.9H-1.15Z",
     "M-.4,-1.3H.4V-.4H1.3V.4H.4V1.3H-.4V.4H-1.3V-.4H-.4Z",
     "M-1.3,-.6H1.3V.6H-1.3Z",
+    "M1.2,0L-.9,1.15V-1.15Z",
+    "M-1.2,0L.9,1.15V-1.15Z",
+    "M-1.1,-1.2H1.1L-1.1,1.2H1.1Z",
 )
 _LOOK = {
     "background": "transparent",
@@ -162,9 +165,9 @@ def _picture(figure: Figure, plot: _Plot, name: str) -> Markup:
         return chart.encode(paint("colour:N", scale=None))
 
     def axis(axis: Axis, label: str, **options: Any) -> dict[str, Any]:
-        kind, options = "linear", options | {"tickCount": 6, "tickMinStep": int(label == "epoch")}
-        if axis.is_logarithmic:
-            kind, options = "log", options | {"values": _ticks(axis)}
+        ticks = {"values": _ticks(axis)} if axis.is_logarithmic else {"tickCount": 6, "tickMinStep": int(label == "epoch")}
+        options |= ticks
+        kind: Any = "log" if axis.is_logarithmic else "linear"
         scale = altair.Scale(domain=axis.domain, nice=False, zero=False, type=kind)
         return {"scale": scale, "title": printable(label), "axis": altair.Axis(format=".6~g", **options)}
 

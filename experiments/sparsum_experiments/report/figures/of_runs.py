@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparsum_experiments.registry import NAMES, experiment_class
-from sparsum_experiments.report.columns import columns_of
 from sparsum_experiments.report.figures.figure import Figure, Point, Series
 from sparsum_experiments.report.machines import machines_note
 from sparsum_experiments.report.sections import Section
@@ -77,8 +76,7 @@ def styles_of(section: Section) -> dict[str, int]:
     drawn = {summary.method for summary in section.best}
     known = list(dict.fromkeys(method for name in NAMES for method in experiment_class(name).methods))
     styles = {method: i for i, method in enumerate([*known, *sorted(drawn - set(known))])}
-    first = experiment_class(section.experiment).methods if section.experiment in NAMES else ()
-    return {method: styles[method] for method in dict.fromkeys([*first, *styles]) if method in drawn}
+    return {method: styles[method] for method in dict.fromkeys([*section.kind.methods, *styles]) if method in drawn}
 
 
 def figures_of(section: Section, n_points: int = MAX_POINTS) -> list[Figure]:
@@ -170,12 +168,11 @@ def _cost_figures(section: Section, drawn: Sequence[_Drawn]) -> list[Figure]:
 
 
 def _qualities(section: Section, drawn: Sequence[_Drawn]) -> tuple[str, list[Statistic | None]]:
-    """The first test metric of the experiment; if a method lacks it, the validation criterion of all methods."""
-    if section.experiment in NAMES:
-        column = columns_of(section.experiment)[0]
-        tested = [column.statistic(each.summary.runs) for each in drawn]
-        if None not in tested:
-            return f"test {column.heading}", tested
+    """The first column of the section's table; if a method lacks it, the validation criterion of all methods."""
+    column = section.columns[0]
+    tested = [column.statistic(each.summary.runs) for each in drawn]
+    if None not in tested:
+        return f"{'' if section.kind.is_own else 'test '}{column.heading}", tested
     factor, name = _CRITERIA.get(section.experiment, (1, section.criterion))
     found = [each.summary.validation.get(section.criterion) for each in drawn]
     return f"validation {name}", [

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from sparsum_experiments.report.latent.kept import VIEWS, Latent, NoView, latent_of_run, read_latent
 from sparsum_experiments.report.latent.view import AbstractView
 from sparsum_experiments.report.sections import Section
-from sparsum_experiments.report.settings import setting_text
 from sparsum_experiments.report.summary import Summary, rank
 from sparsum_experiments.runs import RunFolder
 
@@ -48,9 +47,7 @@ def show_latent(section: Section, data_dir: str | None = None) -> Shown | None:
         except NoView as error:
             problems.append(str(error))
             continue
-        setting = setting_text(section.experiment, summary.method, summary.setting)
-        run = f"{summary.method} ({setting})" if setting else summary.method
-        about = f"{run}, seed {latent.seed}: the best validation {section.criterion} of all runs that can be shown."
+        about = f"{summary.label}, seed {latent.seed}: the best validation {section.criterion} of all runs that can be shown."
         return Shown(title, latent.view, about, problems)
     return Shown(title, None, "", problems)
 
