@@ -13,6 +13,7 @@ from sparsum_experiments import signal_game
 from sparsum_experiments.data import Features, Games
 from sparsum_experiments.experiment import Step
 from sparsum_experiments.models.zero_one import ZeroOne
+from sparsum_experiments.registry import make_args
 from sparsum_experiments.signal_game import Args, Model, Play, Receiver, Sender, SignalGame
 from torch import Tensor
 
@@ -90,11 +91,16 @@ def test_symbols_start_as_in_the_paper(method: str, symbol_init: str | None, is_
     assert weight.std().item() == pytest.approx(1 / 16 / math.sqrt(3) if is_uniform else 1.0, rel=0.02)
 
 
-def test_symbol_init_is_checked() -> None:
-    with pytest.raises(ValueError, match=r"--sender-temperature must be more than 0, got 0"):
-        Args(method="sparse", sender_temperature=0)
-    with pytest.raises(ValueError, match=r"--symbol-init must be normal or uniform, got 'zero'"):
-        Receiver(Args(method="sparse", symbol_init="zero"), 3)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sender_temperature": 0.0}, "--sender-temperature must be greater than 0, got 0.0"),
+        ({"symbol_init": "zero"}, "--symbol-init must be one of 'normal' or 'uniform', got 'zero'"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_args("signal-game", "sparse", options)
 
 
 def test_sender_by_hand() -> None:

@@ -8,7 +8,6 @@ import pathlib
 import pytest
 import torch
 from sparsum_experiments import ssvae
-from sparsum_experiments.models.warm_start import warm_start
 from torch.nn import functional
 
 import sparsum as sp
@@ -120,7 +119,7 @@ def test_the_warm_start_is_made_once_and_shared_by_what_has_the_same_loss(tmp_pa
     }
     files = tmp_path / "warm-starts"
     for name, n_files in (("a", 1), ("b", 1), ("c", 2)):
-        warm_start(experiments[name], lambda text: None)
+        experiments[name].start(lambda text: None)
         assert len(list(files.glob("*.pt"))) == n_files
     weights = {name: experiment.model.state_dict()["classifier.0.weight"] for name, experiment in experiments.items()}
     assert torch.equal(weights["a"], weights["b"])
