@@ -102,10 +102,10 @@ def test_a_broken_file_of_records_is_not_overwritten(tmp_path: Path) -> None:
     make_run(tmp_path / "run", test={"elbo": -1.0})
     file = records_file(tmp_path / "results", "bitvector-vae")
     file.parent.mkdir()
-    file.write_bytes(b"{")
+    file.write_bytes(b"not gzip")
     with pytest.raises(ValueError, match=r"jsonl\.gz is not a gzip file"):
         record_runs([tmp_path / "run"], tmp_path / "results")
-    assert file.read_bytes() == b"{"
+    assert file.read_bytes() == b"not gzip"
 
 
 def test_metrics_that_json_cannot_hold_are_named(tmp_path: Path) -> None:

@@ -43,7 +43,9 @@ class _Drawn(NamedTuple):
         n = len(curve[0])
         chosen = np.unique(np.linspace(0, n - 1, min(n, self.n_points)).round().astype(int)).tolist()
         places = [x[i] for i in chosen] if x else [i + 1 for i in chosen]
-        return Series(self.summary.method, self.style, places, *([each[i] for i in chosen] if each else [] for each in curve))
+        return Series(
+            self.summary.method, self.style, places, *([each[i] for i in chosen] if each else [] for each in curve)
+        )
 
     def by_epoch(self, value: Callable[[dict[str, Any]], float]) -> np.ndarray:
         """A value of each seed at each epoch that all seeds have reached: (n_seeds, n_epochs)."""
@@ -198,4 +200,6 @@ def _drawn_note(drawn: Sequence[_Drawn]) -> str:
     longest = max((len(run.lines) for each in drawn for run in each.summary.runs), default=0)
     n_points = min((each.n_points for each in drawn), default=longest)
     thinned = f" {n_points} of {longest} epochs are drawn." if longest > n_points else ""
-    return thinned + unfinished_note([each.summary for each in drawn], " Drawn to the last epoch that all seeds have reached")
+    return thinned + unfinished_note(
+        [each.summary for each in drawn], " Drawn to the last epoch that all seeds have reached"
+    )

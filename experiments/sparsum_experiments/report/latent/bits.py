@@ -82,7 +82,9 @@ class BitsView(AbstractView):
         for i, example in enumerate(self.examples):
             check_size(example.image, n_pixels, f"examples.{i}.image")
             if max(example.image) >= self.n_levels:
-                raise ValueError(f"examples.{i}.image has a grey level of {max(example.image)}, and there are {self.n_levels}")
+                raise ValueError(
+                    f"examples.{i}.image has a grey level of {max(example.image)}, and there are {self.n_levels}"
+                )
             if any(len(atom.bits) != self.n_bits or set(atom.bits) - {"0", "1"} for atom in example.atoms):
                 raise ValueError(f"examples.{i} has a code that is not of {self.n_bits} bits")
         return self

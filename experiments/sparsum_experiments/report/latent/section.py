@@ -47,7 +47,9 @@ def show_latent(section: Section, data_dir: str | None = None) -> Shown | None:
         except NoView as error:
             problems.append(str(error))
             continue
-        about = f"{summary.label}, seed {latent.seed}: the best validation {section.criterion} of all runs that can be shown."
+        about = (
+            f"{summary.label}, seed {latent.seed}: the best validation {section.criterion} of all runs that can be shown."
+        )
         return Shown(title, latent.view, about, problems)
     return Shown(title, None, "", problems)
 
