@@ -1,4 +1,4 @@
-"""Weights that are computed once and shared by all runs with the same settings, such as warm starts."""
+"""A cache of weights that runs with the same settings share, such as warm starts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import torch
 
 from sparsum_experiments.files import read_tensors, write_tensors
 
-# After this long a run says that it waits for another one.
+# How long a run waits for another one before it prints a message.
 _WAIT_SECONDS = 1.0
 
 
 def cache_folder() -> pathlib.Path | None:
-    """$SPARSUM_CACHE, or sparsum in the user's cache folder; None for a user without a home folder."""
+    """The folder $SPARSUM_CACHE, by default sparsum in the user's cache folder; None if the user has no home folder."""
     default = platformdirs.user_cache_path("sparsum", appauthor=False)
     folder = pathlib.Path(os.environ.get("SPARSUM_CACHE") or default)
     return folder / "warm-starts" if folder.is_absolute() or "SPARSUM_CACHE" in os.environ else None
@@ -34,19 +34,19 @@ def cached(
     say: Callable[[str], None],
     device: torch.device,
 ) -> dict[str, Any]:
-    """The weights for some settings: those in the cache, or new ones, which are kept there if it can be written.
+    """Read weights from the cache, or compute and, if the cache is writable, store them.
 
     Args:
-        name: what they are, the beginning of the file's name.
-        settings: all that they depend on.
-        make: computes them.
+        name: the prefix of the file name.
+        settings: everything the weights depend on.
+        make: computes the weights.
         say: prints a message.
-        device: where they are needed.
+        device: where to load the weights.
     """
     key = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=10).hexdigest()
     folder = cache_folder()
     if folder is None:
-        say("there is no home folder, so the warm start is not kept: set SPARSUM_CACHE to a folder to keep it")
+        say("the warm start is not cached because there is no home folder; set SPARSUM_CACHE to a folder to cache it")
         return make()
     file = folder / f"{name}-{key}.pt"
     try:
@@ -54,7 +54,7 @@ def cached(
         with _locked(file.with_suffix(".lock"), say):
             return _read_or_make(file, settings, make, say, device)
     except PermissionError as error:
-        say(f"the cache cannot be written ({error}), so the warm start is not kept: set SPARSUM_CACHE to another folder")
+        say(f"the warm start is not cached because the cache is not writable ({error}); set SPARSUM_CACHE to another folder")
         return make()
 
 
@@ -71,21 +71,21 @@ def _read_or_make(
             say(f"warm start from {file}")
             return weights
         except (LookupError, ValueError) as error:
-            say(f"{error}; it is computed again")
+            say(f"{error}; recomputing it")
     weights = make()
     write_tensors(file, {"settings": dict(settings), "weights": weights})
-    say(f"warm start kept in {file}")
+    say(f"warm start saved to {file}")
     return weights
 
 
 @contextlib.contextmanager
 def _locked(file: pathlib.Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Let one process at a time compute a file; the lock of a process that dies is free again."""
+    """Let one process at a time compute a file; the operating system frees the lock of a process that dies."""
     lock = filelock.FileLock(file, timeout=_WAIT_SECONDS)
     try:
         lock.acquire()
     except filelock.Timeout:
-        say("waiting for another run that computes the same warm start ...")
+        say("waiting for another run to compute the same warm start ...")
         lock.acquire(timeout=-1)
     try:
         yield
