@@ -16,7 +16,7 @@ import torch
 
 from sparsum_experiments.files import read_tensors, write_tensors
 
-# After this long a run says that it waits for another one.
+# How long a run waits for another one before it prints a message.
 _WAIT_SECONDS = 1.0
 _NOT_KEPT = "the warm start is not kept: set SPARSUM_CACHE to a folder that can be written"
 
@@ -76,11 +76,11 @@ def _read_or_make(
             say(f"warm start from {file}")
             return weights
         except (LookupError, ValueError) as error:
-            say(f"{error}; it is computed again")
+            say(f"{error}; recomputing it")
     weights = make()
     try:
         write_tensors(file, {"settings": dict(settings), "weights": weights})
-        say(f"warm start kept in {file}")
+        say(f"warm start saved to {file}")
     except OSError as error:
         say(f"{_NOT_KEPT} ({error})")
     return weights
