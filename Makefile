@@ -48,8 +48,8 @@ bench: $(READY) ## Benchmarks against peers, on one CPU thread
 	$(BIN)/python -m benchmarks.estimators
 	$(BIN)/python -m benchmarks.steps
 
-report: $(READY) ## docs/report.html again, the page of the records in results/
-	$(BIN)/sparsum report results --out docs/report.html
+report: $(READY) ## report.html, the page of the records in results/
+	$(BIN)/sparsum report results --out report.html
 
 clean: ## Remove .venv and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -52,9 +52,7 @@ class Args(CommonArgs):
 
     bits: int = option(32, "Number of bits D.", ge=1, le=MAX_SIZE)
     k: int = option(10, "Number of atoms or samples.", ge=1, methods=("topk", *BOUNDS), is_main=True)
-    budget: int | None = option(
-        None, "How many bits may be 1. [default: half of them]", methods=("sparsemap-budget",)
-    )
+    budget: int | None = option(None, "How many bits may be 1. [default: half of them]", methods=("sparsemap-budget",))
     solver: Literal["", "nested", "systematic", "active-set"] = option(
         "", "SparseMAP's solver. [default: the structure's own]", methods=SOLVED, is_main=True
     )
@@ -294,6 +292,7 @@ class BitvectorVAE(AbstractExperiment):
         # The authors hold 5,000 images out here, and 10,000 in their first experiment.
         n_validation = None if args.data == "digits" else 5_000
         self.images = images or load_images(args.data, args.data_dir, n_validation=n_validation, device=device)
+        self.data_files = self.images.digests
         n_train = len(self.images.train.x)
         self.n_steps, self.n_calls_per_step = n_train // args.batch_size, args.batch_size
         if not self.n_steps:

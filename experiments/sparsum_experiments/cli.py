@@ -1,372 +1,376 @@
-"""The commands: ``sparsum --help``."""
+"""The commands: ``sparsum --help``.
+
+Options of runs are made from the ``Args`` of each experiment. click and not typer: these options are known at run time only.
+Nothing here imports torch before a command runs, so that help is there at once.
+"""
 
 from __future__ import annotations
 
 import functools
 import pathlib
-import sys
-from typing import Annotated, Any
+import shlex
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
+from click.shell_completion import get_completion_class
 from rich.console import Console
-from rich.progress import Progress, TaskID
-from rich.table import Table
 
-from sparsum_experiments.checked import as_option
-from sparsum_experiments.cli_options import (
-    BatchSize,
-    BitOrder,
-    Bits,
-    Budget,
-    By,
-    Data,
-    DataDir,
-    Decay,
-    Device,
-    Entropy,
-    Epochs,
-    Every,
-    Experiment,
-    K,
-    Method,
-    Out,
-    Precision,
-    Rate,
-    Resume,
-    Save,
-    ScoreCentre,
-    ScoreTemperature,
-    Seed,
-    SenderTemperature,
-    Solver,
-    SymbolInit,
-    TunedBy,
-    ViewDataDir,
-    WarmEpochs,
-)
-from sparsum_experiments.data import commands as data_commands
-from sparsum_experiments.demo import run_demo
-from sparsum_experiments.errors import DivergedError, Stopped, UsageError
-from sparsum_experiments.registry import uses
-from sparsum_experiments.report import find_runs, page_file, read_comparisons, read_sections, sections_table, write_page
-from sparsum_experiments.report import latex as as_latex
-from sparsum_experiments.report import markdown as as_markdown
-from sparsum_experiments.runs import RunFolder
-from sparsum_experiments.runs.records import write_records
-from sparsum_experiments.sweep import sweep_command
-from sparsum_experiments.training.evaluate import evaluate_run
-from sparsum_experiments.training.loop import CHECKPOINT_SECONDS
-from sparsum_experiments.training.start import resume_command, run
+from sparsum_experiments import __version__
+from sparsum_experiments.data_command import data_command
+from sparsum_experiments.errors import UsageError
+from sparsum_experiments.files import printable
+from sparsum_experiments.registry import EXPERIMENTS, NAMES, check_method, experiment_class, experiment_options, hint, uses
 
-app = typer.Typer(
-    help="The experiments of 'Efficient marginalization of discrete and structured latent variables via sparsity': "
-    "train, evaluate and compare sparse sums with their peers. Start with 'sparsum demo'.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    rich_markup_mode=None,
-)
-app.add_typer(data_commands.app, name="data")
+if TYPE_CHECKING:
+    from sparsum_experiments.options import Option
 
-_out = Console(markup=False)
-# What pages begin with.
-_BEGIN = b"<!doctype html>"
+_PATH = click.Path(path_type=pathlib.Path)
+_DEVICE = click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="[default: as the run was started]")
+_RUN_DATA = click.option("--data-dir", help="The folder of all data sets. [default: as each run was started]")
 
 
-@app.command()
-def train(
-    experiment: Experiment,
-    method: Method,
-    *,
-    data: Data = None,
-    data_dir: DataDir = None,
-    epochs: Epochs = None,
-    seed: Seed = None,
-    lr: Rate = None,
-    batch_size: BatchSize = None,
-    entropy: Entropy = None,
-    temperature_decay: Decay = None,
-    temperature_every: Every = None,
-    bits: Bits = None,
-    k: K = None,
-    budget: Budget = None,
-    solver: Solver = None,
-    bit_order: BitOrder = None,
-    score_temperature: ScoreTemperature = None,
-    score_centre: ScoreCentre = None,
-    warm_epochs: WarmEpochs = None,
-    symbol_init: SymbolInit = None,
-    sender_temperature: SenderTemperature = None,
-    device: Device = None,
-    precision: Precision = None,
-    out: Out = None,
-    resume: Resume = False,
-    checkpoint_seconds: Save = CHECKPOINT_SECONDS,
-) -> None:
-    """Train one model and write its metrics and checkpoints.
+def say(text: str, *, error: bool = False) -> None:
+    """Print a line as it is; control characters in it do not reach the terminal."""
+    Console(stderr=error, markup=False).print(printable(text), highlight=False, soft_wrap=True)
 
-    Example: sparsum train ssvae sparse --epochs 5 --out runs/first
+
+class _Experiments(click.Group):
+    """A command for each experiment, whose options are only looked up when it is called."""
+
+    def __init__(self, *args: Any, make: Callable[[str], click.Command], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._make = functools.lru_cache(make)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(NAMES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return self._make(cmd_name) if cmd_name in NAMES else None
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in NAMES and not args[0].startswith("-"):
+            raise UsageError(f"there is no experiment {args[0]!r}{hint(args[0], NAMES)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Experiments"):
+            formatter.write_dl(list(EXPERIMENTS.items()))
+        example = f"{ctx.command_path} {NAMES[0]} --help"
+        formatter.write(f"\n  '{example}' lists the methods and options of an experiment.\n")
+
+
+class _Unquoted(click.Command):
+    """A command that raises errors of use with the option's name, as the other messages have it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            known = [flag for each in self.get_params(ctx) for flag in each.opts if flag.startswith("--")]
+            raise UsageError(
+                f"{error.option_name} is not an option of {ctx.info_name}{hint(error.option_name, known)}"
+            ) from None
+        except click.BadParameter as error:
+            raise UsageError(f"{error.param.opts[0] if error.param else 'option'}: {error.message}") from None
+
+
+def _flags(experiment: str, hidden: Iterable[str] = ()) -> list[click.Option]:
+    """The options of an experiment's Args on the command line."""
+    return [_flag(each) for each in experiment_options(experiment).values() if each.name not in hidden]
+
+
+def _flag(option: Option) -> click.Option:
+    some = ", ".join(option.methods or ())
+    about = f"{some}: {option.help}" if some else option.help
+    if option.ignored_by:
+        about = f"Not {', '.join(option.ignored_by)}: {about}"
+    default = "" if option.default in (None, "") or "[" in about else f" [default: {option.default}, or the preset's]"
+    words = f"{'|'.join(option.choices)}" if option.choices else None
+    return click.Option([option.flag], metavar=words, help=about + default, type=_Parsed(option))
+
+
+class _Parsed(click.ParamType[Any]):
+    """A value in the type of its option."""
+
+    name = "value"
+
+    def __init__(self, option: Option) -> None:
+        self.option = option
+        self.name = {int: "integer", float: "number"}.get(option.kind, "value")
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return self.option.parse(value) if isinstance(value, str) else value
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        return click.Choice(self.option.choices).shell_complete(ctx, param, incomplete)
+
+
+def _methods_help(experiment: str) -> str:
+    from sparsum_experiments.experiment import METHODS
+
+    lines = [f"  {method:17} {METHODS[method]}" for method in experiment_class(experiment).methods]
+    return "\b\nMethods:\n" + "\n".join(lines)
+
+
+@click.group(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="sparsum-experiments")
+def app() -> None:
+    """The experiments of 'Efficient marginalization of discrete and structured latent variables via sparsity'.
+
+    Train, evaluate and compare sparse sums with their peers. Start with 'sparsum demo'.
     """
-    options = _options(locals())
-    for name in (name for name, value in options.items() if value is not None and not uses(experiment, method, name)):
-        _note(f"{as_option(name)} makes no difference to {method}")
-    folder, metrics = run(experiment, method, options, out=out, resume=resume, checkpoint_seconds=checkpoint_seconds)
-    last = metrics[-1]
-    shown = ", ".join(f"{name} {value:.4g}" for name, value in last["validation"].items())
-    _out.print(f"epoch {last['epoch'] + 1}: validation {shown}", highlight=False, soft_wrap=True)
-    _out.print(f"written to {folder.path}; next: sparsum evaluate {folder.path}", highlight=False, soft_wrap=True)
 
 
-@app.command()
-def evaluate(
-    runs: Annotated[list[pathlib.Path], typer.Argument(metavar="RUN...", help="Folders of runs, or above them.")],
-    *,
-    checkpoint: Annotated[str, typer.Option(help="last, or best by the validation data.")] = "last",
-    split: Annotated[str, typer.Option(help="test or validation.")] = "test",
-    limit: Annotated[int | None, typer.Option(min=1, help="At most this many examples, for a quick look.")] = None,
-    samples: Annotated[int, typer.Option(min=2, help="bitvector-vae: importance samples.")] = 1024,
-    annealed: Annotated[
-        int,
-        typer.Option(min=0, help="bitvector-vae: measure by annealing, too, with chains for so many images, as 300; slow."),
-    ] = 0,
-    device: Device = None,
-    data_dir: DataDir = None,
+app.add_command(data_command)
+
+
+def _train_command(experiment: str) -> click.Command:
+    from sparsum_experiments.training.loop import CHECKPOINT_SECONDS
+
+    method = click.Argument(["method"])
+    out = click.Option(["--out"], type=_PATH, help="The folder of the run. [default: runs/EXPERIMENT/...]")
+    resume = click.Option(["--resume"], is_flag=True, help="Continue the run in --out.")
+    wait = click.Option(["--wait"], is_flag=True, help="Wait while another process trains in --out.")
+    save = click.Option(
+        ["--checkpoint-seconds"],
+        type=click.FloatRange(min=0),
+        default=CHECKPOINT_SECONDS,
+        show_default=True,
+        help="How often to save within an epoch; a killed run loses no more.",
+    )
+    about = (
+        f"Train one model of {experiment} and write its metrics and checkpoints.\n\n"
+        f"Example: sparsum train {experiment} sparse --epochs 5 --out runs/first\n\n{_methods_help(experiment)}"
+    )
+    params = [method, *_flags(experiment), out, resume, wait, save]
+    return _Unquoted(experiment, params=params, callback=functools.partial(_train, experiment), help=about)
+
+
+def _train(
+    experiment: str,
+    method: str,
+    out: pathlib.Path | None,
+    resume: bool,
+    wait: bool,
+    checkpoint_seconds: float,
+    **options: Any,
 ) -> None:
+    from sparsum_experiments.training.start import run
+
+    check_method(experiment, method)
+    known = experiment_options(experiment)
+    for name in (name for name, value in options.items() if value is not None and not uses(experiment, method, name)):
+        say(f"{known[name].flag} makes no difference to {method}", error=True)
+    folder, metrics = run(
+        experiment, method, options, out=out, resume=resume, wait=wait, checkpoint_seconds=checkpoint_seconds
+    )
+    if metrics:
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics[-1]["validation"].items())
+        say(f"epoch {metrics[-1]['epoch'] + 1}: validation {shown}")
+    say(f"written to {folder.path}; next: sparsum evaluate {shlex.quote(str(folder.path))}")
+
+
+app.add_command(
+    _Experiments("train", make=_train_command, help="Train one model: sparsum train EXPERIMENT METHOD [OPTIONS].")
+)
+
+
+@app.command(cls=_Unquoted)
+@click.argument("runs", nargs=-1, required=True, type=_PATH, metavar="RUN...")
+@click.option("--checkpoint", type=click.Choice(["last", "best"]), default="last", show_default=True)
+@click.option("--split", type=click.Choice(["test", "validation"]), default="test", show_default=True)
+@click.option("--limit", type=click.IntRange(min=1), help="At most this many examples, for a quick look.")
+@click.option(
+    "--samples",
+    type=click.IntRange(min=2),
+    default=1024,
+    show_default=True,
+    help="bitvector-vae: samples of importance sampling.",
+)
+@click.option(
+    "--annealed",
+    type=click.IntRange(min=0),
+    default=0,
+    help="bitvector-vae: also estimate this many images by annealed importance sampling, such as 300; slow.",
+)
+@_DEVICE
+@_RUN_DATA
+def evaluate(runs: tuple[pathlib.Path, ...], samples: int, annealed: int, limit: int | None, **options: Any) -> None:
     """Measure trained models on test data: accuracy, success or bits per pixel, and their decoder calls.
 
-    Each run keeps what was measured last on all test, or with --split on all validation data. What was annealed stays as
-    long as the model and the number of --samples are the same.
+    RUN is the folder of a run, or a folder above several. Each run keeps its latest metrics of all test data, or with
+    --split of all validation data. Annealed estimates are kept while the model and the number of --samples are the same.
 
-    bitvector-vae: bits_per_dim by the paper's way of sampling (_paper), by samples around the posterior for all methods
-    alike (_proposal; its sharpness is chosen on validation data), and annealed, the closest (_annealed); all are too large
-    on average, and fewer samples make them larger. elbo is minus rate and distortion; bound is what topk-bound, wake-wake
-    and distinct-bound are trained by; used_bits are not the same for all images.
+    bitvector-vae: bits_per_dim by the paper's estimator (_paper), by importance sampling around the posterior for all
+    methods alike (_proposal; its sharpness is chosen on validation data), and annealed, the closest (_annealed); all are
+    upper bounds on average, and fewer samples make them larger. elbo is minus rate and distortion; bound is the objective
+    of topk-bound, wake-wake and distinct-bound; used_bits are not the same for all images.
 
     Example: sparsum evaluate runs/first
     """
+    from sparsum_experiments.runs import find_runs
+    from sparsum_experiments.training.evaluate import evaluate_run
+    from sparsum_experiments.training.progress import evaluation_bar, metrics_table
+
     found = find_runs(runs)
     if not found:
-        raise UsageError(f"{', '.join(map(str, runs))} holds no run: there is no config.json in or below it")
+        raise UsageError(f"{', '.join(map(str, runs))} does not hold a run: there is no config.json in or below it")
     problems = []
     for folder in found:
-        with Progress(console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("evaluating", total=1.0)
-            try:
+        try:
+            with evaluation_bar() as progress:
                 metrics = evaluate_run(
-                    folder,
-                    checkpoint=checkpoint,
-                    split=split,
-                    limit=limit,
-                    n_samples=samples,
-                    n_annealed=annealed,
-                    device=device,
-                    data_dir=data_dir,
-                    progress=functools.partial(_advance, bar, task),
+                    folder, n_samples=samples, n_annealed=annealed, limit=limit, progress=progress, **options
                 )
-            except (ValueError, OSError) as error:  # the others can still be measured
-                problems.append(str(error) if str(folder) in str(error) else f"{folder}: {error}")
-                continue
-        _print_metrics(folder, metrics)
+        except (ValueError, OSError) as error:  # the others can still be measured
+            problems.append(str(error) if str(folder) in str(error) else f"{folder}: {error}")
+            continue
+        say(str(folder))
+        Console().print(metrics_table(metrics))
     if limit is not None:
-        _out.print(f"of {limit} examples at most, so not kept with the runs", highlight=False, soft_wrap=True)
+        say(f"of at most {limit} examples, so not kept with the runs")
     if problems:
         raise ValueError("\n".join(problems))
 
 
-def _advance(bar: Progress, task: TaskID, done: float) -> None:
-    bar.update(task, completed=done)
-
-
-def _print_metrics(folder: pathlib.Path, metrics: dict[str, float]) -> None:
-    _out.print(str(folder), highlight=False, soft_wrap=True)  # a title would be broken where the table ends
-    table = Table("metric", "value", "standard error")
-    for name, value in metrics.items():
-        if not name.endswith("_se"):
-            error = metrics.get(f"{name}_se")
-            table.add_row(name, f"{value:.5g}", "" if error is None else f"{error:.2g}")
-    _out.print(table)
-
-
-@app.command()
-def sweep(
-    experiment: Experiment,
-    *,
-    methods: Annotated[
-        str | None,
-        typer.Option(help="Some, with commas between them. [default: all; with --tuned-by, those with runs there]"),
-    ] = None,
-    grid: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Values to try, as lr=1e-3,5e-4; may be repeated. A method to which one makes no difference is told none."
-        ),
-    ] = None,
-    tuned_by: TunedBy = None,
-    by: By = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many, from 0.")] = 1,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; on a GPU they share it by MPS where it is there.")] = 1,
-    evaluate: Annotated[
-        bool, typer.Option("--evaluate", help="Measure each run on the test data when it is trained.")
-    ] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="List the runs with an estimate of their time; start none.")] = False,
-    data: Data = None,
-    data_dir: DataDir = None,
-    epochs: Epochs = None,
-    lr: Rate = None,
-    batch_size: BatchSize = None,
-    entropy: Entropy = None,
-    temperature_decay: Decay = None,
-    temperature_every: Every = None,
-    bits: Bits = None,
-    k: K = None,
-    budget: Budget = None,
-    solver: Solver = None,
-    bit_order: BitOrder = None,
-    score_temperature: ScoreTemperature = None,
-    score_centre: ScoreCentre = None,
-    warm_epochs: WarmEpochs = None,
-    symbol_init: SymbolInit = None,
-    sender_temperature: SenderTemperature = None,
-    device: Device = None,
-    precision: Precision = None,
-    out: Annotated[pathlib.Path | None, typer.Option(help="Folder above the runs. [default: runs/EXPERIMENT/sweep]")] = None,
-) -> None:
-    """Make many runs: methods x grid x seeds. The same command goes on where it stopped.
-
-    Example: sparsum sweep ssvae --methods sparse,dense --grid lr=1e-3,5e-4 --seeds 3 --jobs 2
-    """
-    options = _options(locals())
-    status = sweep_command(
-        experiment,
-        methods=methods,
-        options=options,
-        grid=grid or [],
-        seeds=seeds,
-        out=out,
-        jobs=jobs,
-        plan_only=plan,
-        evaluate=evaluate,
-        tuned_by=tuned_by,
-        by=by,
+def _sweep_command(experiment: str) -> click.Command:
+    about = (
+        "Make many runs: methods x grid x seeds. The same command continues where it stopped.\n\n"
+        f"Example: sparsum sweep {experiment} --methods sparse,dense --grid lr=1e-3,5e-4 --seeds 3 --jobs 2\n\n"
+        f"{_methods_help(experiment)}"
     )
-    raise typer.Exit(status)
+    kind = experiment_class(experiment)
+    metrics = ", ".join(dict.fromkeys((kind.criterion, *kind.own_criteria.values(), *kind.judges)))
+    params: list[click.Parameter] = [
+        click.Option(
+            ["--methods"], help="Separated by commas. [default: all; with --tuned-by, those with runs there]"
+        ),
+        click.Option(
+            ["--grid"],
+            multiple=True,
+            metavar="NAME=VALUE,VALUE",
+            help="Values to try; may be repeated. Methods that ignore an option are not swept over it.",
+        ),
+        click.Option(
+            ["--tuned-by"],
+            type=_PATH,
+            metavar="FOLDER",
+            help="Each method takes the setting that was best on the validation data among the runs in or below FOLDER, "
+            "those of an earlier sweep with --grid that agree with the options given here.",
+        ),
+        click.Option(
+            ["--by"],
+            metavar="METRIC",
+            help=f"The metric of --tuned-by: {metrics}; those that training does not measure need 'sparsum evaluate --split "
+            "validation'. [default: the first, or the bound that a method is trained by]",
+        ),
+        click.Option(["--seeds"], type=click.IntRange(min=1), default=1, show_default=True, help="How many, from 0."),
+        click.Option(
+            ["--jobs"],
+            type=click.IntRange(min=1),
+            default=1,
+            show_default=True,
+            help="Runs at a time; on a GPU they share it by MPS where that is installed.",
+        ),
+        click.Option(["--evaluate"], is_flag=True, help="Measure each run on the test data when it is trained."),
+        click.Option(
+            ["--plan", "plan_only"], is_flag=True, help="List the runs with an estimate of their time; start none."
+        ),
+        click.Option(["--out"], type=_PATH, help="The folder above the runs. [default: runs/EXPERIMENT/sweep]"),
+        *_flags(experiment, hidden=("seed",)),
+    ]
+    return _Unquoted(experiment, params=params, callback=functools.partial(_sweep, experiment), help=about)
 
 
-@app.command()
+def _sweep(experiment: str, **words: Any) -> None:
+    from sparsum_experiments.sweep import sweep_command
+
+    known = experiment_options(experiment)
+    options = {name: words.pop(name) for name in list(words) if name in known}
+    raise SystemExit(sweep_command(experiment, options=options, **words))
+
+
+app.add_command(_Experiments("sweep", make=_sweep_command, help="Make many runs: sparsum sweep EXPERIMENT [OPTIONS]."))
+
+
+@app.command(cls=_Unquoted)
+@click.argument("runs", nargs=-1, required=True, type=_PATH, metavar="RUNS...")
+@click.option("--out", "-o", type=_PATH, help="The page. [default: report.html in the first folder]")
+@click.option("--markdown", is_flag=True, help="Print tables of test metrics beside the paper's, and write no page.")
+@click.option("--latex", is_flag=True, help="The same for an article in LaTeX.")
+@_RUN_DATA
 def report(
-    runs: Annotated[
-        list[pathlib.Path], typer.Argument(metavar="RUNS...", help="Folders of runs or of their records, or above them.")
-    ],
-    *,
-    out: Annotated[
-        pathlib.Path | None, typer.Option("--out", "-o", help="The page. [default: report.html in the first folder]")
-    ] = None,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print tables of test metrics beside the paper's, and write no page.")
-    ] = False,
-    latex: Annotated[bool, typer.Option("--latex", help="The same for an article in LaTeX.")] = False,
-    data_dir: ViewDataDir = None,
+    runs: tuple[pathlib.Path, ...], out: pathlib.Path | None, markdown: bool, latex: bool, data_dir: str | None
 ) -> None:
     """Write a page of tables and figures of all runs in some folders, or print tables for a README or an article.
 
-    Runs and the records of 'sparsum record' may be mixed. Tables have means and standard errors over the seeds of finished
-    and evaluated runs, the best in bold, what the paper reports, and the settings below. The page is one file that opens
-    without a network. It also has the figures of the paper: curves over epochs, decoder calls, rate and distortion, time;
-    and what the latent variables of the best run learned, where its folder has a checkpoint or 'sparsum record --latent'
-    kept it.
+    RUNS are folders of runs or of records of 'sparsum record', or folders above them, in any mix. Tables have means and
+    standard errors over the seeds of finished and evaluated runs, the best in bold, the paper's numbers, and the settings
+    below. The page is one file that opens without a network. It also has the paper's figures (curves over epochs, decoder
+    calls, rate and distortion, time) and what the latent variables of the best run learned, if its folder has a checkpoint
+    or 'sparsum record --latent' kept it. It shows runs of other training loops, too: see
+    sparsum_experiments.runs.RunWriter.
 
     Example: sparsum report results -o report.html
     """
+    from sparsum_experiments import report as reports
+
     if markdown or latex:
         if out is not None or (markdown and latex):
             raise UsageError("--markdown, --latex and --out are three ways to report: choose one")
-        tables, problems = read_comparisons(runs)
-        typer.echo((as_markdown if markdown else as_latex)(tables, problems))
-        raise typer.Exit(0 if tables else 1)
+        tables, problems = reports.read_comparisons(runs)
+        click.echo((reports.markdown if markdown else reports.latex)(tables, problems))
+        raise SystemExit(0 if tables else 1)
     first = runs[0] if runs[0].is_dir() else runs[0].parent  # never in the place of a record
-    file = _new_page(first if out is None else out)
-    sections, problems = read_sections(runs)
-    _out.print(sections_table(sections, problems))
-    write_page(sections, problems, file, data_dir)
-    _out.print(str(file), highlight=False, soft_wrap=True)
-    raise typer.Exit(0 if sections else 1)
+    file = reports.page_file(first if out is None else out)
+    reports.check_page_file(file)
+    sections, problems = reports.read_sections(runs)
+    Console().print(reports.sections_table(sections, problems))
+    reports.write_page(sections, problems, file, data_dir)
+    say(str(file))
+    raise SystemExit(0 if sections else 1)
 
 
-def _new_page(out: pathlib.Path) -> pathlib.Path:
-    """The file of a page that is to be written.
+@app.command(cls=_Unquoted)
+@click.argument("runs", nargs=-1, required=True, type=_PATH, metavar="RUNS...")
+@click.option("--out", type=_PATH, default="results", show_default=True, help="The folder of the records.")
+@click.option("--variant", default="", help="How these runs differ from others of their method, in a word.")
+@click.option("--latent", is_flag=True, help="Also keep what latent variables learned, of each setting's first seed.")
+@_RUN_DATA
+def record(runs: tuple[pathlib.Path, ...], out: pathlib.Path, variant: str, latent: bool, data_dir: str | None) -> None:
+    """Add runs to the records that are kept: the config and metrics of each, without weights.
 
-    Raises:
-        UsageError: if it is there and is no page, since what it holds may be needed: a record, say.
-    """
-    file = page_file(out)
-    if not file.is_file():
-        return file
-    with file.open("rb") as old:
-        begin = old.read(len(_BEGIN))
-    if begin and begin.lower() != _BEGIN:
-        raise UsageError(f"{file} is there and is no page: choose another --out, or remove it")
-    return file
+    The records of an experiment are the lines of OUT/EXPERIMENT.jsonl.gz. With --latent, a file for each setting lets a
+    report show samples, symbols or switchable bits without the run.
 
-
-@app.command()
-def record(
-    runs: Annotated[list[pathlib.Path], typer.Argument(metavar="RUNS...", help="Folders of runs, or above them.")],
-    *,
-    out: Annotated[pathlib.Path, typer.Option(help="Folder of the records.")] = pathlib.Path("results"),
-    variant: Annotated[str, typer.Option(help="How these runs differ from others of their method, for the name.")] = "",
-    latent: Annotated[
-        bool,
-        typer.Option("--latent", help="Keep what latent variables learned, too: latent.json, of each setting's first seed."),
-    ] = False,
-    data_dir: ViewDataDir = None,
-) -> None:
-    """Write a small file for each run: what it was told and measured, without weights.
-
-    With --latent a second file for each setting lets a report show samples, symbols or switchable bits without the run.
-
-    All runs have to be finished and evaluated, and of one setting for each method. Others of a method get a --variant.
+    Every run must be finished and evaluated, with one setting per method; runs with other settings get a --variant.
 
     Example: sparsum record runs/signal-game/sweep --out results
     """
-    for file in write_records(runs, out, variant, latent=latent, data_dir=data_dir):
-        _out.print(str(file), highlight=False, soft_wrap=True)
+    from sparsum_experiments.report.recording import record_runs
+
+    for line in record_runs(runs, out, variant, latent=latent, data_dir=data_dir):
+        say(line)
 
 
-@app.command()
-def demo(
-    *,
-    out: Annotated[pathlib.Path, typer.Option(help="Folder of the runs and the report.")] = pathlib.Path("runs/demo"),
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 2,
-) -> None:
+@app.command(cls=_Unquoted)
+@click.option("--out", type=_PATH, default="runs/demo", show_default=True, help="The folder of the runs and the report.")
+@click.option("--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Runs at a time.")
+def demo(out: pathlib.Path, jobs: int) -> None:
     """Train all three experiments on scikit-learn's digits: the sparse sum beside the dense sum and samplers."""
-    raise typer.Exit(run_demo(out, jobs))
+    from sparsum_experiments.demo import run_demo
+
+    raise SystemExit(run_demo(out, jobs))
 
 
-def _options(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The options of a run among the arguments of a command."""
-    others = {"experiment", "method", "out", "resume", "checkpoint_seconds"}
-    others |= {"methods", "grid", "tuned_by", "by", "seeds", "jobs", "plan", "evaluate"}
-    return {key: value for key, value in arguments.items() if key not in others}
+@app.command(cls=_Unquoted)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print a script that completes commands and options in a shell.
 
-
-def main() -> None:
-    """Run a command; mistakes of its user become one line and exit status 2, a stopped run 130."""
-    try:
-        app()
-    except (DivergedError, ImportError, OSError, ValueError) as error:
-        _fail(str(error), 1 if isinstance(error, DivergedError) else 2)
-    except Stopped as error:
-        _fail(f"{error}\nto go on: {resume_command(RunFolder(error.path))}", 130)
-
-
-def _fail(text: str, status: int) -> None:
-    _note(text)
-    sys.exit(status)
-
-
-def _note(text: str) -> None:
-    Console(stderr=True).print(text, highlight=False, soft_wrap=True, markup=False)
-
-
-if __name__ == "__main__":
-    main()
+    Example: eval "$(sparsum completion bash)"
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(app, {}, "sparsum", "_SPARSUM_COMPLETE").source())

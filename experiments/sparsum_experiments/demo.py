@@ -16,7 +16,7 @@ from sparsum_experiments.sweep.board import Board
 from sparsum_experiments.sweep.pool import Phase
 from sparsum_experiments.training.evaluate import evaluate_run
 
-#: So many importance samples are enough for a look; the paper takes 1,024.
+# Enough importance samples for a look; the paper takes 1,024.
 _N_SAMPLES = 128
 
 
@@ -28,7 +28,7 @@ class Part:
         experiment: its name.
         what: what is learned, in a few words.
         methods: the sparse sum first, then the dense one, then samplers.
-        options: what its runs are told.
+        options: of its runs.
         metric: the test metric that is shown.
         unit: of the metric.
     """
@@ -55,11 +55,13 @@ def run_demo(out: pathlib.Path, jobs: int) -> int:
     with Board(messages, jobs) as board:
         entries, is_stopped = sweep([run for plan in plans for run in plan], jobs, board)
     if is_stopped:
-        messages.print("stopped; the same command goes on where it was", highlight=False)
+        messages.print("stopped; the same command continues where it was", highlight=False)
         return 130
     failed = [entry for entry in entries if entry.phase is Phase.FAILED]
     if failed:
-        messages.print(f"{len(failed)} runs failed; see log.txt in their folders below {out}", highlight=False)
+        messages.print(
+            f"{len(failed)} of {len(entries)} runs failed; see log.txt below {out}", highlight=False
+        )
         return 1
     table = Table("experiment", "method", "test", "", "calls", "seconds")
     for part, plan in zip(PARTS, plans, strict=True):
@@ -70,13 +72,13 @@ def run_demo(out: pathlib.Path, jobs: int) -> int:
         table.add_section()
     console.print(table)
     page = write_report([out], out)
-    console.print("calls: of the decoder, per example and step, over all training; seconds: of training", highlight=False)
+    console.print("calls: decoder calls per example, the mean over all steps; seconds: of training", highlight=False)
     console.print(f"report: {page}", highlight=False, soft_wrap=True)
     return 0
 
 
 def _plan(part: Part, out: pathlib.Path) -> list[PlannedRun]:
-    """The runs of an experiment, under names that are theirs alone among those of all experiments."""
+    """The runs of an experiment, under names that are unique among all experiments."""
     options = {"data": "digits", "device": "cpu", **part.options}
     plan = make_plan(part.experiment, list(part.methods), options, {}, 1, out / part.experiment)
     return [replace(run, key=f"{part.experiment}/{run.key}") for run in plan]

@@ -1,19 +1,64 @@
-"""The door of the command ``sparsum``, which says what is missing where a dependency is not installed."""
+"""The entry point of the command ``sparsum``: errors of its users become one message and an exit status."""
 
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 
-def main() -> None:
-    """Run a command."""
+def main(words: list[str] | None = None) -> NoReturn:
+    """Run a command and exit: 0 if it succeeded, 1 if a run diverged, 2 for a wrong use, 130 if it was stopped.
+
+    Args:
+        words: what comes after ``sparsum``; by default what was typed.
+    """
     try:
+        _run(words)
+    except KeyboardInterrupt:  # also while modules are imported
+        sys.exit(130)
+
+
+def _run(words: list[str] | None) -> NoReturn:
+    try:
+        import click
+
         from sparsum_experiments import cli
+        from sparsum_experiments.errors import DivergedError, Stopped
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.startswith("sparsum"):
             raise
         sys.exit(f"the command sparsum needs the package {error.name}: pip install ./experiments in the repository")
-    cli.main()
+    try:
+        sys.exit(cli.app.main(words, prog_name="sparsum", standalone_mode=False))
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        sys.exit(2)
+    except click.ClickException as error:
+        _fail(error.format_message(), 2)
+    except click.Abort:
+        sys.exit(130)
+    except Stopped as error:
+        from sparsum_experiments.runs import RunFolder
+        from sparsum_experiments.training.start import resume_command
+
+        _fail(f"{error}\nto continue: {resume_command(RunFolder(error.path))}", 130)
+    except DivergedError as error:
+        _fail(str(error), 1)
+    except (ImportError, OSError, ValueError) as error:
+        _fail(str(error), 2)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "memory" not in str(error):
+            raise
+        _fail(
+            f"out of memory: {str(error).splitlines()[0] if str(error) else 'of the machine'}; try a smaller --batch-size", 1
+        )
+
+
+def _fail(text: str, status: int) -> NoReturn:
+    from sparsum_experiments.cli import say
+
+    say(text, error=True)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ class Option:
 
 
 def option(default: Any, help: str, **details: Any) -> Any:  # noqa: A002  (what it is called on a command line)
-    """A field of ``Args``: its default and help, with details of `Option` and limits of `pydantic.Field` (``ge``, ``le``)."""
+    """A field of ``Args``: its default and help, with details of `Option` and limits of `pydantic.Field`, such as ``ge``."""
     about = {name: details.pop(name) for name in list(details) if name in Option.__dataclass_fields__}
     return pydantic.Field(default, description=help, json_schema_extra=about, **details)
 
@@ -107,9 +107,7 @@ class CommonArgs(pydantic.BaseModel):
     method: str = pydantic.Field(description="How the sum over the latent variable is computed.")
     data: str = option("digits", "The data set: digits (comes with scikit-learn), mnist, fashion-mnist, or a folder.")
     data_dir: str = option("data", "The folder of all data sets.", free_on_resume=True, changes_cost=False, is_place=True)
-    epochs: int = option(
-        100, "Passes over the training data.", ge=0, free_on_resume=True, changes_cost=False, is_main=True
-    )
+    epochs: int = option(100, "Passes over the training data.", ge=0, free_on_resume=True, changes_cost=False, is_main=True)
     seed: int = option(0, "Seed of the weights and all noise.", ge=-(2**63), lt=2**63, changes_cost=False, is_place=True)
     lr: float = option(1e-3, "Learning rate of Adam.", ge=0, changes_cost=False, is_main=True)
     batch_size: int = option(64, "Examples per step.", ge=1, is_main=True)
@@ -161,7 +159,7 @@ def explain(error: pydantic.ValidationError, name: Callable[[str], str] = as_fla
 
 def _sentence(error: dict[str, Any], name: Callable[[str], str]) -> str:
     place = name(".".join(map(str, error["loc"]))) if error["loc"] else ""
-    context = error.get("ctx", {})
+    context = {name: f"{v:g}" if isinstance(v, float) else v for name, v in error.get("ctx", {}).items()}
     if error["type"] == "value_error":  # from a validator of ours, whose text is complete
         return str(context["error"])
     if error["type"] in {"missing", "extra_forbidden"}:

@@ -71,7 +71,8 @@ def make_args(name: str, method: str, options: dict[str, Any]) -> CommonArgs:
     preset: dict[str, Any] = {}
     for table in tables:
         preset |= {key: value for key, value in table.items() if not isinstance(value, dict)}
-    for key in (*special, given.get("data", known["data"].default)):  # the more special, the later
+    data = pathlib.Path(given.get("data", known["data"].default)).name  # a folder has the presets of its name
+    for key in (*special, data):  # the more special, the later
         for table in tables:
             found = table.get(key)
             preset |= found if isinstance(found, dict) else {}
@@ -88,9 +89,7 @@ def restore_args(name: str, saved: dict[str, Any], file: pathlib.Path) -> Common
         check_method(name, str(saved.get("method")))
         unknown = set(saved) - set(experiment_options(name)) - {"method"}
         if unknown:
-            raise UsageError(
-                f"unknown option {', '.join(sorted(unknown))} of {name}; was the run made by a newer version?"
-            )
+            raise UsageError(f"unknown option {', '.join(sorted(unknown))} of {name}; was the run made by a newer version?")
         return _checked(name, saved)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error

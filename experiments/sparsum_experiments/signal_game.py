@@ -234,6 +234,7 @@ class SignalGame(AbstractExperiment):
     def __init__(self, args: Args, device: torch.device, games: Games | None = None) -> None:
         self.args, self.device = args, device
         self.games = load_games(args.data, args.data_dir, device=device) if games is None else games.to(device)
+        self.data_files = self.games.digests
         self.n_steps, self.n_calls_per_step = args.steps_per_epoch, args.batch_size
         self.model: Model = with_seed(lambda: Model(args, self.games.n_features), args.seed, "weights").to(device)
 

@@ -6,9 +6,11 @@ pi(z | x) q(h | x, z). The unlabelled images are what the sum over z is for.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import time
 from collections.abc import Callable, Mapping
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,15 +18,20 @@ from torch.nn import functional
 
 import sparsum as sp
 from sparsum_experiments.data import Images, Split, load_images
+from sparsum_experiments.errors import DivergedError
 from sparsum_experiments.experiment import AbstractExperiment, Step, temperature_of
+from sparsum_experiments.models.cache import cached
 from sparsum_experiments.models.layers import adam, perceptron
 from sparsum_experiments.models.totals import Totals
-from sparsum_experiments.models.warm_start import warm_start
 from sparsum_experiments.options import MAX_SIZE, CommonArgs, option
 from sparsum_experiments.seeds import generator_for, with_seed
 
 N_CLASSES = 10
 _EVALUATED_AT_ONCE = {"cpu": 500, "cuda": 5000}
+# The warm start: its learning rate, the networks that it trains, and a number to increase when its computation changes.
+_WARM_LR = 1e-3
+_WARM_NETWORKS = ("classifier", "inference", "generative")
+_WARM_VERSION = 1
 
 
 class Args(CommonArgs):
@@ -177,6 +184,7 @@ class SemisupervisedVAE(AbstractExperiment):
     def __init__(self, args: Args, device: torch.device, images: Images | None = None) -> None:
         self.args, self.device = args, device
         self.images = load_images(args.data, args.data_dir, device=device) if images is None else images.to(device)
+        self.data_files = self.images.digests
         train = self.images.train
         self.labelled = self.images.is_labelled.nonzero().squeeze(-1)
         self.unlabelled = (~self.images.is_labelled).nonzero().squeeze(-1)
@@ -194,8 +202,52 @@ class SemisupervisedVAE(AbstractExperiment):
         return adam(self.model, self.args.lr, self.args.weight_decay)
 
     def start(self, say: Callable[[str], None]) -> None:
-        """Train on the labelled images alone, or take the weights of an earlier time when that was done."""
-        warm_start(self, say)
+        """The warm start: train on the labelled images alone, or take the weights of an earlier time that did."""
+        n_epochs = self.args.warm_epochs
+        if n_epochs is None:
+            n_epochs = 10 if self.images.name == "digits" else 100
+        if n_epochs == 0:
+            return
+        weights = cached("ssvae", self._warm_settings(n_epochs), lambda: self._warm_weights(n_epochs, say), say, self.device)
+        for name in _WARM_NETWORKS:
+            getattr(self.model, name).load_state_dict(weights[name])
+
+    def _warm_settings(self, n_epochs: int) -> dict[str, Any]:
+        """All that the weights of the warm start depend on."""
+        args = self.args
+        digest = hashlib.blake2b(self.images.train.x[self.labelled].cpu().numpy().tobytes(), digest_size=10)
+        return {
+            "version": _WARM_VERSION,
+            "data": [self.images.name, len(self.labelled), digest.hexdigest()],
+            "loss": self.model.classification_loss.__name__,
+            "epochs": n_epochs,
+            "seed": args.warm_seed,
+            "batch_size": args.batch_size,
+            "weight_decay": args.weight_decay,
+            "latent": args.latent,
+            "device": self.device.type,
+        }
+
+    def _warm_weights(self, n_epochs: int, say: Callable[[str], None]) -> dict[str, Any]:
+        """The weights after training on the labelled images, which depend on the warm start's own seed alone."""
+        args = self.args.replace(seed=self.args.warm_seed)
+        n_pixels, weight = self.images.train.x.shape[1], self.model.unlabelled_weight
+        model = with_seed(lambda: Model(args, n_pixels, weight), args.warm_seed, "warm", "weights").to(self.device)
+        optimiser = adam(model, _WARM_LR, args.weight_decay)
+        shown_at = time.monotonic()
+        for epoch in range(n_epochs):
+            generator, batches = self.warm_batches(epoch)
+            for batch in batches:
+                step = model(batch, generator)
+                optimiser.zero_grad(set_to_none=True)
+                step.objective.backward()
+                optimiser.step()
+            if time.monotonic() - shown_at > 5:
+                shown_at = time.monotonic()
+                say(f"warm start: epoch {epoch + 1}/{n_epochs}, accuracy on labelled images {step.terms['accuracy']:.2f}")
+        if not torch.isfinite(step.objective):
+            raise DivergedError(f"the warm start diverged: its loss became {step.objective.item()}")
+        return {name: getattr(model, name).state_dict() for name in _WARM_NETWORKS}
 
     def start_epoch(self, generator: torch.Generator) -> Tensor:
         """Labelled and unlabelled images side by side, both in random orders, the labelled ones cycling: (2, n)."""

@@ -58,7 +58,7 @@ class RunFolder:
 
     def create(self, config: Config) -> None:
         """Start a run."""
-        write_json(self.config_file, config.model_dump())
+        write_json(self.config_file, config.model_dump(exclude_unset=True))
 
     def update_args(self, args: Mapping[str, Any]) -> None:
         """Write the options of a run that is resumed: it may have more epochs now."""

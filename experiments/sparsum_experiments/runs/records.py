@@ -8,7 +8,6 @@ over epochs, ``epochs.validation.elbo``. Latent views are kept beside them, in `
 
 from __future__ import annotations
 
-import functools
 import gzip
 import json
 import pathlib
@@ -38,7 +37,8 @@ def read_records(file: pathlib.Path) -> list[Record]:
     lines = _unpacked(file).splitlines()
     places = [f"line {number} of {file}" for number in range(1, len(lines) + 1)]
     return [
-        check(Record.model_validate, _nested(parse_json(line, place)), place) for line, place in zip(lines, places, strict=True)
+        check(Record.model_validate, _nested(parse_json(line, place)), place)
+        for line, place in zip(lines, places, strict=True)
     ]
 
 
@@ -68,7 +68,7 @@ def _flat(content: dict[str, Any], above: str = "") -> dict[str, Any]:
     >>> _flat({"test": {"elbo": 1.0}})
     {'test.elbo': 1.0}
     """
-    found = {}
+    found: dict[str, Any] = {}
     for name, value in content.items():
         found |= _flat(value, f"{above}{name}.") if isinstance(value, dict) else {f"{above}{name}": value}
     return found
@@ -79,7 +79,9 @@ def _nested(content: Any) -> Any:
     found: dict[str, Any] = {}
     for name, value in content.items() if isinstance(content, dict) else ():
         *above, last = name.split(".")
-        place = functools.reduce(lambda place, part: place.setdefault(part, {}), above, found)
+        place: Any = found
+        for part in above:
+            place = place.setdefault(part, {}) if isinstance(place, dict) else None
         if not isinstance(place, dict):
             return content
         place[last] = value

@@ -45,9 +45,7 @@ class RunWriter:
         if self.folder.exists():
             raise FileExistsError(f"{folder} holds a run already: delete it, or give another folder")
         args = RunArgs(method=method, data=data, seed=seed, epochs=epochs, **options)
-        self.folder.create(
-            Config(experiment=experiment, args=args, criterion=criterion, better=better, command=sys.argv)
-        )
+        self.folder.create(Config(experiment=experiment, args=args, criterion=criterion, better=better, command=sys.argv))
         self._n_epochs, self._begin = 0, time.monotonic()
 
     def epoch(

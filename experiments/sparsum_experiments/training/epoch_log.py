@@ -1,24 +1,25 @@
-"""What an epoch measures, kept on the device until it is asked for."""
+"""What the steps of an epoch measure, kept on the device until it is needed."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from sparsum_experiments.errors import DivergedError
 from sparsum_experiments.experiment import Step
 
 _PERCENTILES = (10, 25, 75, 90)
+# Over how many steps the loss that is shown is averaged.
+_N_RECENT = 20
 
 
-class Record:
+class EpochLog:
     """The terms of all steps of an epoch, and the decoder calls of all examples.
 
     Args:
-        n_steps: how many steps an epoch has.
-        n_examples: how many examples count their calls at each step.
+        n_steps: steps per epoch.
+        n_examples: how many examples of each step count their calls.
         device: where it is kept.
     """
 
@@ -29,30 +30,27 @@ class Record:
         self.calls = torch.zeros(n_steps, n_examples, dtype=torch.int64, device=device)
 
     def add(self, i: int, step: Step) -> None:
-        """Keep what step i measured."""
+        """Keep the measurements of step i."""
         values = {"objective": step.objective.detach(), **step.terms}
         if not self.names:
-            self._begin(list(values))
+            self.names = list(values)
+            self.terms = torch.zeros(self.n_steps, len(values), dtype=torch.float32, device=self.terms.device)
         self.terms[i] = torch.stack([values[name].float() for name in self.names])
         self.calls[i] = step.calls
 
-    def _begin(self, names: list[str]) -> None:
-        self.names = names
-        self.terms = torch.zeros(self.n_steps, len(names), dtype=torch.float32, device=self.terms.device)
-
     def check(self, n: int, first_step: int) -> None:
-        """Raise if a term of the first n steps is not finite, naming the earliest step and its terms."""
+        """Raise a DivergedError if a term of the first n steps is not finite, naming the earliest step and its terms."""
         is_bad = ~self.terms[:n].isfinite()
         if not bool(is_bad.any()):
             return
         step = int(is_bad.any(1).nonzero()[0])
         names = [name for name, bad in zip(self.names, is_bad[step].tolist(), strict=True) if bad]
         values = ", ".join(f"{name} = {self.terms[step, self.names.index(name)].item()}" for name in names)
-        raise DivergedError(f"at step {first_step + step + 1} the loss is no number any more: {values}")
+        raise DivergedError(f"at step {first_step + step + 1} the loss became NaN or infinite: {values}")
 
     def recent(self, n: int) -> tuple[float, float]:
-        """The objective and the calls per example over the last steps before step n."""
-        begin = max(0, n - 20)
+        """The mean objective and calls per example over the last steps before step n."""
+        begin = max(0, n - _N_RECENT)
         objective = self.terms[begin:n, self.names.index("objective")].mean()
         loss, calls = torch.stack([objective.double(), self.calls[begin:n].double().mean()]).tolist()
         return loss, calls
@@ -67,14 +65,10 @@ class Record:
         return means, {"mean": calls.mean().item(), "median": median, **spread}
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint in the middle of an epoch keeps."""
+        """What a checkpoint within an epoch holds."""
         return {"names": self.names, "terms": self.terms, "calls": self.calls}
 
     def restore(self, state: dict[str, Any]) -> None:
         """The inverse of `state`."""
         self.names = list(state["names"])
-        self.terms, self.calls = (_to(state[name], self.calls) for name in ("terms", "calls"))
-
-
-def _to(value: Tensor, like: Tensor) -> Tensor:
-    return value.to(like.device)
+        self.terms, self.calls = (state[name].to(self.calls.device) for name in ("terms", "calls"))

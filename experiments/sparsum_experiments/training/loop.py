@@ -1,7 +1,12 @@
-"""One training loop for all experiments."""
+"""One training loop for all experiments, with resumption to the same bits.
+
+Written by hand: no library resumes in the middle of an epoch with the same noise, nor captures steps of varying sizes.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import resource
 import signal
@@ -19,9 +24,10 @@ from torch.utils.tensorboard import SummaryWriter
 from sparsum import NoDistribution
 from sparsum_experiments.errors import DivergedError, Stopped
 from sparsum_experiments.experiment import AbstractExperiment, Step
+from sparsum_experiments.options import CommonArgs, options_of
 from sparsum_experiments.runs import RunFolder
 from sparsum_experiments.seeds import generator_for, seed_for
-from sparsum_experiments.training.epoch_log import Record
+from sparsum_experiments.training.epoch_log import EpochLog
 from sparsum_experiments.training.steps import steps_for
 
 #: A run that is killed loses at most this much.
@@ -33,21 +39,21 @@ LOOK_SECONDS = 1.0
 
 
 class Watcher(Protocol):
-    """Who is told how a run goes on."""
+    """Shows the progress of a run."""
 
     def step(self, epoch: int, done: float, loss: float, calls: float, seconds_left: float) -> None:
-        """So much of all steps is done, a number from 0 to 1."""
+        """A fraction of all steps is done, from 0 to 1."""
 
     def epoch(self, line: dict[str, Any]) -> None:
         """An epoch has ended with these metrics."""
 
     def say(self, text: str) -> None:
-        """Something to know."""
+        """Print a message."""
 
 
 @dataclass
 class _Place:
-    """Where a run is."""
+    """How far a run is."""
 
     epoch: int = 0
     step: int = 0  # within the epoch
@@ -61,10 +67,10 @@ class Training:
 
     Args:
         experiment: its model is trained in place.
-        folder: where it is written.
+        folder: where the run is written.
         fabric: the device and precision.
-        watcher: who is told how it goes on.
-        checkpoint_seconds: how often to save in the middle of an epoch; at the end of one it is done more often.
+        watcher: shows the progress.
+        checkpoint_seconds: how often to save within an epoch; at the end of one, the run saves more often.
     """
 
     def __init__(
@@ -79,39 +85,41 @@ class Training:
         self.checkpoint_seconds = checkpoint_seconds
         self.place = _Place()
         self.steps = steps_for(experiment, fabric)
-        self.record = self._new_record()
-        self._noise: torch.Tensor | None = None  # the state of the generator in the middle of an epoch
+        self.log = self._new_log()
+        self._noise: torch.Tensor | None = None  # the generator's state within an epoch
         self._best: dict[str, Any] | None = None  # a checkpoint to be written with the next one
         self._saved_at = self._looked_at = time.monotonic()
         self._is_begun = False
 
     def restore(self) -> None:
-        """Go to where the run was, if it has a checkpoint.
+        """Continue where the run was, if it has a checkpoint; nothing is written unless everything fits.
 
         Raises:
-            ValueError: if the checkpoint is broken, or of another run; it names the file.
+            ValueError: if the checkpoint or the metrics are broken, or of another run; the message names the file.
         """
-        if (state := self._last_checkpoint()) is None:
-            return
+        file = self.folder.checkpoint_file("last")
         try:
-            self._restore(state)
-        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            file = self.folder.checkpoint_file("last")
-            raise ValueError(f"{file} does not fit this run or this version; remove it to begin anew") from error
-        self._is_begun = True
+            state = self.folder.load("last", self.fabric.device)
+        except ValueError as error:
+            raise ValueError(f"{error}; delete it to start from the beginning") from error
+        if state is not None:
+            if state.get("config", digest := _digest(self.experiment.args)) != digest:
+                raise ValueError(f"{self.folder.config_file} was edited since {file} was written: undo the change")
+            try:
+                self._restore(state)
+            except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+                raise ValueError(
+                    f"{file} does not fit this run or this version; delete it to start from the beginning"
+                ) from error
+            self._is_begun = True
+        self.folder.keep_metrics(self.place.epoch)
 
     def run(self) -> list[dict[str, Any]]:
         """Train to the end; returns the metrics of all epochs."""
         if not self._is_begun:
             self._start()
-        self.folder.forget_metrics(self.place.epoch)
-        if (n_lines := len(self.folder.metrics())) != self.place.epoch:
-            file = self.folder.metrics_file
-            raise ValueError(
-                f"{file} has {n_lines} epochs, and the checkpoint comes after {self.place.epoch}: lines are missing"
-            )
         if self.place.epoch >= self.experiment.args.epochs:
-            self.watcher.say(f"finished already, after {self.place.epoch} epochs; more --epochs go on")
+            self.watcher.say(f"already finished after {self.place.epoch} epochs; give more --epochs to continue")
             return self.folder.metrics()
         with (
             _stop_requests() as requests,
@@ -124,22 +132,15 @@ class Training:
                 _write_scalars(writer, line)
         return self.folder.metrics()
 
-    def _last_checkpoint(self) -> dict[str, Any] | None:
-        """Where the run is, None if it has not begun."""
-        try:
-            return self.folder.load("last", self.fabric.device)
-        except ValueError as error:
-            raise ValueError(f"{error}; remove it to begin anew") from error
-
     def _start(self) -> None:
-        """What comes before the first step, which is begun anew if it is interrupted."""
+        """Run what comes before the first step; if it is interrupted, it starts again."""
         try:
             self.experiment.start(self.watcher.say)
         except KeyboardInterrupt:
             raise Stopped(f"stopped before the first step of {self.folder.path}", self.folder.path) from None
 
     def _train_epoch(self, requests: list[int]) -> None:
-        """The steps of an epoch that are left."""
+        """Take the steps of an epoch that are left."""
         experiment, place = self.experiment, self.place
         generator = self.steps.generator.manual_seed(seed_for(experiment.args.seed, "epoch", place.epoch))
         order = experiment.start_epoch(generator)
@@ -149,7 +150,7 @@ class Training:
         self.steps.model.train()
         begin = time.monotonic() - place.epoch_seconds
         for i in range(place.step, experiment.n_steps):
-            self.record.add(i, self._step(order, i))
+            self.log.add(i, self._step(order, i))
             place.step, place.epoch_seconds = i + 1, time.monotonic() - begin
             self._look(generator, is_stopping=bool(requests))
         self._check()
@@ -158,14 +159,14 @@ class Training:
         place.epoch_seconds = time.monotonic() - begin
 
     def _step(self, order: torch.Tensor, i: int) -> Step:
-        """A step; where the model has diverged, estimators refuse its scores before there is a loss."""
+        """Take a step; if the model has diverged, estimators refuse its scores before there is a loss."""
         try:
             return self.steps.take(order, i)
         except NoDistribution as error:
-            self._raise_diverged(f"at step {self._n_steps_done() + 1} the scores are no numbers any more: {error}")
+            self._raise_diverged(f"at step {self._n_steps_done() + 1} the scores became NaN or infinite: {error}")
 
     def _look(self, generator: torch.Generator, *, is_stopping: bool) -> None:
-        """Now and then, tell how it goes, see that all is well, and save."""
+        """Now and then show progress, check the loss, and save."""
         now = time.monotonic()
         is_cpu = self.fabric.device.type == "cpu"
         if not (is_stopping or is_cpu or now - self._looked_at > LOOK_SECONDS):
@@ -174,15 +175,15 @@ class Training:
         if is_stopping or now - self._saved_at > self.checkpoint_seconds:
             self._save(generator)
         if is_stopping:
-            raise Stopped(f"stopped after step {self._n_steps_done()}; it is saved in {self.folder.path}", self.folder.path)
+            raise Stopped(f"stopped after step {self._n_steps_done()}; saved in {self.folder.path}", self.folder.path)
         if now - self._looked_at > LOOK_SECONDS:
             self._looked_at = now
-            self._tell()
+            self._show()
 
     def _check(self) -> None:
-        """Stop a run whose loss is no number any more; what is saved dates from before."""
+        """Stop a run whose loss became NaN or infinite; its checkpoint dates from before."""
         try:
-            self.record.check(self.place.step, self.place.epoch * self.experiment.n_steps)
+            self.log.check(self.place.step, self.place.epoch * self.experiment.n_steps)
         except DivergedError as error:
             self._raise_diverged(str(error))
 
@@ -195,11 +196,11 @@ class Training:
     def _n_steps_done(self) -> int:
         return self.place.epoch * self.experiment.n_steps + self.place.step
 
-    def _tell(self) -> None:
+    def _show(self) -> None:
         place, n_all = self.place, self.experiment.args.epochs * self.experiment.n_steps
         done = self._n_steps_done() / n_all
         seconds = place.seconds + place.epoch_seconds
-        loss, calls = self.record.recent(place.step)
+        loss, calls = self.log.recent(place.step)
         left = seconds / done * (1 - done)
         self.watcher.step(place.epoch, done, loss, calls, left)
         self.folder.write_progress(
@@ -207,7 +208,7 @@ class Training:
         )
 
     def _end_epoch(self) -> dict[str, Any]:
-        """Validate, write the metrics and the checkpoints, and go to the next epoch."""
+        """Validate, write metrics and checkpoints, and go to the next epoch."""
         experiment, place = self.experiment, self.place
         begin = time.monotonic()
         experiment.model.eval()
@@ -216,11 +217,11 @@ class Training:
             with self.fabric.autocast(), torch.no_grad():
                 validation = experiment.validate(generator)
         except NoDistribution as error:
-            self._raise_diverged(f"after epoch {place.epoch + 1} the scores are no numbers any more: {error}")
+            self._raise_diverged(f"after epoch {place.epoch + 1} the scores became NaN or infinite: {error}")
         wrong = [f"{name} = {value}" for name, value in validation.items() if not math.isfinite(value)]
         if wrong:
-            self._raise_diverged(f"after epoch {place.epoch + 1} the model is no good any more: {', '.join(wrong)}")
-        train, calls = self.record.summary()
+            self._raise_diverged(f"after epoch {place.epoch + 1} the metrics became NaN or infinite: {', '.join(wrong)}")
+        train, calls = self.log.summary()
         line = {
             "epoch": place.epoch,
             "step": (place.epoch + 1) * experiment.n_steps,
@@ -239,7 +240,7 @@ class Training:
             best=max(place.best, score),
             seconds=place.seconds + place.epoch_seconds,
         )
-        self.record = self._new_record()
+        self.log = self._new_log()
         if is_best:
             weights = {name: tensor.clone() for name, tensor in experiment.model.state_dict().items()}
             self._best = {"model": weights, "epoch": line["epoch"]}
@@ -250,24 +251,25 @@ class Training:
         self.watcher.epoch(line)
         return line
 
-    def _new_record(self) -> Record:
-        return Record(self.experiment.n_steps, self.experiment.n_calls_per_step, self.fabric.device)
+    def _new_log(self) -> EpochLog:
+        return EpochLog(self.experiment.n_steps, self.experiment.n_calls_per_step, self.fabric.device)
 
     def _save(self, generator: torch.Generator | None) -> None:
-        """Write the last checkpoint; in the middle of an epoch with its noise and its measurements.
+        """Write the last checkpoint; within an epoch with its noise and measurements.
 
-        A step whose loss was a number may still have left weights that are none; then the last one stays.
+        A step with a finite loss may still have made weights NaN or infinite; then the earlier checkpoint stays.
         """
         for name, weights in self.experiment.model.state_dict().items():
             if weights.is_floating_point() and not bool(weights.isfinite().all()):
-                self._raise_diverged(f"after step {self._n_steps_done()} the weights {name} are no numbers any more")
+                self._raise_diverged(f"after step {self._n_steps_done()} the weights {name} became NaN or infinite")
         state: dict[str, Any] = {
             "model": self.experiment.model.state_dict(),
             "optimiser": self.steps.optimiser.state_dict(),
             "place": vars(self.place),
+            "config": _digest(self.experiment.args),
         }
         if generator is not None:
-            state |= {"noise": generator.get_state(), "record": self.record.state()}
+            state |= {"noise": generator.get_state(), "epoch_log": self.log.state()}
         self._save_best()
         self.folder.save("last", state)
         self._saved_at = time.monotonic()
@@ -285,29 +287,36 @@ class Training:
             group["capturable"] = self.fabric.device.type == "cuda"
         self.place = _Place(**state["place"])
         if not all(isinstance(count, int) and count >= 0 for count in (self.place.epoch, self.place.step)):
-            raise ValueError("a place is a number of epochs and of steps")
-        if "record" in state:
-            self.record.restore(state["record"])
+            raise ValueError("epoch and step must be whole numbers")
+        if "epoch_log" in state:
+            self.log.restore(state["epoch_log"])
             self._noise = state["noise"]
 
 
 @contextmanager
 def _stop_requests() -> Iterator[list[int]]:
-    """A list that a first Ctrl-C, or a first request to terminate, is put into; a second one acts at once."""
+    """A list that receives the first Ctrl-C, SIGTERM or SIGHUP; a second one stops at once."""
     requests: list[int] = []
 
     def note(number: int, _: object) -> None:
         if requests:
             raise KeyboardInterrupt
         requests.append(number)
-        sys.stderr.write("\nstopping after this step; once more stops at once\n")
+        sys.stderr.write("\nstopping after this step; press again to stop at once\n")
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield requests
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _digest(args: CommonArgs) -> str:
+    """Of all options that a resumed run must have as it had them before."""
+    fixed = {name: getattr(args, name) for name, option in options_of(type(args)).items() if not option.free_on_resume}
+    text = json.dumps({"method": args.method} | fixed, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _peak_memory_mb(device: torch.device) -> float:

@@ -1,22 +1,27 @@
-"""How a run is shown while it goes on."""
+"""How training and evaluation are shown in a terminal."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.live import Live
-from rich.text import Text
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+# How often a line is printed where there is no terminal.
+_PLAIN_SECONDS = 10.0
 
 
 class LiveLine:
-    """One line that is kept up to date on a terminal, and a plain line now and then elsewhere.
+    """A progress bar on a terminal, within 80 columns, and a plain line now and then elsewhere.
 
     Args:
-        title: what is running.
+        title: what is trained.
         n_epochs: how many epochs there will be.
         criterion: the validation metric that is shown.
     """
@@ -24,46 +29,66 @@ class LiveLine:
     def __init__(self, title: str, n_epochs: int, criterion: str) -> None:
         self.title, self.n_epochs, self.criterion = title, n_epochs, criterion
         self.console = Console(file=sys.stderr, markup=False)
-        self._live = Live(console=self.console, refresh_per_second=4, transient=True)
+        columns = [BarColumn(bar_width=12), TextColumn("{task.description}", markup=False)]
+        self._bar = Progress(*columns, console=self.console, transient=True, refresh_per_second=4)
+        self._task = self._bar.add_task(title, total=1.0)
         self._last_metrics = ""
-        self._told = 0.0
+        self._printed_at = 0.0
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
-            self._live.start()
+            self._bar.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self.console.is_terminal:
-            self._live.stop()
+            self._bar.stop()
 
     def step(self, epoch: int, done: float, loss: float, calls: float, seconds_left: float) -> None:
-        """So much of all steps is done."""
-        text = (
-            f"{self.title}  epoch {epoch + 1}/{self.n_epochs}  {done:4.0%}  loss {loss:.4g}  calls {calls:.2f}  "
-            f"{in_words(seconds_left)} left{self._last_metrics}"
-        )
+        """A fraction of all steps is done."""
+        place = f"{done:4.0%}  epoch {epoch + 1}/{self.n_epochs}"
+        numbers = f"loss {loss:.4g}  calls {calls:.2f}"
+        left = f"{in_words(seconds_left)} left"
         if self.console.is_terminal:
-            self._live.update(Text(text))
-        elif time.monotonic() - self._told > 10:
-            self._told = time.monotonic()
-            self.console.print(text, highlight=False, soft_wrap=True)
+            # What fits beside the bar on the usual 80 columns, the most important first.
+            self._bar.update(self._task, completed=done, description=f"{place}  {left}  {numbers}{self._last_metrics}"[:66])
+        elif time.monotonic() - self._printed_at > _PLAIN_SECONDS:
+            self._printed_at = time.monotonic()
+            self.say(f"{self.title}  {place}  {numbers}  {left}{self._last_metrics}")
 
     def epoch(self, line: dict[str, Any]) -> None:
         """An epoch has ended."""
-        validation = line["validation"]
-        shown = [self.criterion, *(name for name in ("accuracy",) if name in validation)]
-        self._last_metrics = "  validation " + ", ".join(f"{name} {validation[name]:.4g}" for name in shown)
+        self._last_metrics = f"  {self.criterion} {line['validation'][self.criterion]:.4g}"
 
     def say(self, text: str) -> None:
-        """Something to know."""
+        """Print a message."""
         self.console.print(text, highlight=False, soft_wrap=True)
 
 
 def in_words(seconds: float) -> str:
-    """A length of time, for people."""
+    """A duration, for people.
+
+    >>> in_words(42.0), in_words(600.0), in_words(9000.0)
+    ('42 s', '10 min', '2.5 h')
+    """
     if seconds < 100:
         return f"{seconds:.0f} s"
-    if seconds < 6000:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+@contextlib.contextmanager
+def evaluation_bar() -> Iterator[Callable[[float], None]]:
+    """A progress bar, and a function to call with the fraction that is done."""
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("evaluating", total=1.0)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def metrics_table(metrics: Mapping[str, float]) -> Table:
+    """Metrics with their standard errors."""
+    table = Table("metric", "value", "standard error")
+    for name, value in metrics.items():
+        if not name.endswith("_se"):
+            error = metrics.get(f"{name}_se")
+            table.add_row(name, f"{value:.5g}", "" if error is None else f"{error:.2g}")
+    return table

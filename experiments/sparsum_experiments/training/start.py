@@ -1,25 +1,29 @@
-"""One run, from what was typed to its last epoch."""
+"""One run, from its options to its last epoch."""
 
 from __future__ import annotations
 
-import dataclasses
+import errno
+import importlib.metadata
 import pathlib
+import platform
 import shlex
+import subprocess
+import sys
+import time
 from typing import Any
 
 import torch
 from lightning_fabric import Fabric
 
-from sparsum_experiments.options import as_flag
 from sparsum_experiments.errors import UsageError
-from sparsum_experiments.options import CommonArgs
+from sparsum_experiments.experiment import AbstractExperiment
+from sparsum_experiments.options import CommonArgs, as_flag, options_of
 from sparsum_experiments.registry import make_args, make_experiment, restore_args
-from sparsum_experiments.runs import RunFolder
+from sparsum_experiments.runs import Config, RunArgs, RunFolder
 from sparsum_experiments.training.loop import CHECKPOINT_SECONDS, Training
 from sparsum_experiments.training.progress import LiveLine
 
-# Where a run may go on with another value than it was begun with.
-_FREE_ON_RESUME = {"epochs", "device", "data_dir"}
+_PACKAGES = ("sparsum", "sparsum-experiments", "torch", "lightning-fabric", "numpy", "scipy")
 
 
 def run(
@@ -29,79 +33,175 @@ def run(
     *,
     out: pathlib.Path | None = None,
     resume: bool = False,
+    wait: bool = False,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> tuple[RunFolder, list[dict[str, Any]]]:
-    """Begin a run, or go on with one; returns its folder and the metrics of all its epochs."""
-    if resume and out is not None:
-        folder, args = RunFolder(out), None  # it was told more than now, so that what is given may make no sense alone
-    else:
-        args = make_args(name, method, options)
-        folder = RunFolder(default_folder(name, args) if out is None else out)
-    if resume and not folder.exists():
-        raise UsageError(f"there is no run to resume in {folder.path}; leave out --resume to begin one")
-    with folder.locked():  # from the first look on, so that no other process changes what is seen
-        if resume or args is None:
-            args = _resumed_args(folder, name, method, options)
-        elif folder.exists():
-            raise UsageError(f"{folder.path} holds a run already: add --resume to go on with it, or give another --out")
+    """Start a run, or resume one; returns its folder and the metrics of all its epochs.
+
+    Args:
+        name: the experiment.
+        method: how the sum over the latent variable is computed.
+        options: those that were given; None means not given.
+        out: the folder of the run.
+        resume: continue the run in that folder.
+        wait: if another process is training there, until it ends.
+        checkpoint_seconds: how often to save within an epoch.
+    """
+    # A resumed run has the options of its config, so that those given here may not make sense alone.
+    args = None if resume and out is not None else make_args(name, method, options)
+    folder = RunFolder(default_folder(name, args) if out is None and args is not None else out or pathlib.Path())
+    check_path(folder.path)
+    if resume:
+        return _resume(name, method, options, folder, wait, checkpoint_seconds)
+    assert args is not None
+    if folder.exists() and not wait:
+        raise _taken(folder)
+    fabric = fabric_for(args)
+    experiment = make_experiment(name, args, fabric.device)  # before the folder: a refused option leaves nothing behind
+    with folder.locked(wait=wait):
+        if folder.exists():
+            raise _taken(folder)
+        folder.create(_config(name, args, experiment))
+        with _line(experiment) as line:
+            return folder, _train(Training(experiment, folder, fabric, line, checkpoint_seconds))
+
+
+def _resume(
+    name: str, method: str, options: dict[str, Any], folder: RunFolder, wait: bool, checkpoint_seconds: float
+) -> tuple[RunFolder, list[dict[str, Any]]]:
+    if not folder.exists():
+        raise UsageError(f"there is no run to resume in {folder.path}; omit --resume to start one")
+    with folder.locked(wait=wait):  # from the first look on, so that no other process changes what is seen
+        args, config = _resumed_args(folder, name, method, options), folder.config()
         fabric = fabric_for(args)
         experiment = make_experiment(name, args, fabric.device)
-        criterion = experiment.criterion_of(args.method)
-        with LiveLine(f"{name} {method} seed {args.seed}", args.epochs, criterion) as line:
+        check_data(config, experiment, folder)
+        with _line(experiment) as line:
+            if fabric.device.type == "cpu" and config.threads not in {None, torch.get_num_threads()}:
+                line.say(
+                    f"the run was started with {config.threads} threads and continues with {torch.get_num_threads()}: "
+                    "its numbers will differ in the last digits (OMP_NUM_THREADS sets the number)"
+                )
             training = Training(experiment, folder, fabric, line, checkpoint_seconds)
-            if resume:
-                training.restore()  # one that cannot go on stays what it was
-                folder.update_args(args)
-            else:
-                folder.create(name, args)
-            return folder, training.run()
+            training.restore()  # a run that cannot be resumed stays as it was
+            folder.remove_temporaries()
+            folder.update_args(args.model_dump())
+            return folder, _train(training)
+
+
+def _train(training: Training) -> list[dict[str, Any]]:
+    try:
+        return training.run()
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            raise
+        file = error.filename or training.folder.path
+        raise OSError(f"{file}: the disk is full; free some space, then run {resume_command(training.folder)}") from error
+
+
+def _line(experiment: AbstractExperiment) -> LiveLine:
+    args = experiment.args
+    return LiveLine(f"{experiment.name} {args.method} seed {args.seed}", args.epochs, experiment.criterion_of(args.method))
+
+
+def _taken(folder: RunFolder) -> UsageError:
+    return UsageError(f"{folder.path} already holds a run: add --resume to continue it, or give another --out")
+
+
+def check_path(path: pathlib.Path) -> None:
+    """Raise a UsageError for a path that could not be written into the run's files."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"--out must be valid UTF-8, got {str(path)!r}") from None
+
+
+def check_data(config: Config, experiment: AbstractExperiment, folder: RunFolder) -> None:
+    """Raise a ValueError if the data is not that which a run was started with."""
+    for name, digest in config.data_files.items():
+        if experiment.data_files.get(name, digest) != digest:
+            raise ValueError(
+                f"{name} of {experiment.args.data} has changed since the run in {folder.path} was started: "
+                "restore the file, or start a new run"
+            )
 
 
 def default_folder(name: str, args: CommonArgs) -> pathlib.Path:
-    """Where a run goes that was given no place."""
+    """The folder of a run for which none was given."""
     return pathlib.Path("runs") / name / f"{args.data_name}-{args.method}-seed{args.seed}"
 
 
 def resume_command(folder: RunFolder) -> str:
-    """What to type to go on with a run."""
+    """What to type to resume a run."""
     config = folder.config()
-    return f"sparsum train {config['experiment']} {config['args']['method']} --out {shlex.quote(str(folder.path))} --resume"
+    return f"sparsum train {config.experiment} {config.args.method} --out {shlex.quote(str(folder.path))} --resume"
 
 
 def _resumed_args(folder: RunFolder, name: str, method: str, options: dict[str, Any]) -> CommonArgs:
-    """The arguments of a run that goes on: those it was begun with, and those that may change."""
+    """The config of a run that is resumed: as it was started, with the options that may change."""
     config = folder.config()
-    saved = config["args"]
-    if (config["experiment"], saved.get("method")) != (name, method):
-        held = f"{config['experiment']} {saved.get('method')}"
-        raise UsageError(f"{folder.path} holds a run of {held}, not of {name} {method}")
-    restored = restore_args(name, saved, folder.config_file)
-    for key, value in options.items():
-        begun_with = getattr(restored, key, None)  # an older version may not have known the option
-        if value is not None and key not in _FREE_ON_RESUME and begun_with != value:
-            raise UsageError(f"{folder.path} was begun with {as_flag(key)} {begun_with} and cannot go on with {value}")
+    if (config.experiment, config.args.method) != (name, method):
+        raise UsageError(f"{folder.path} holds a run of {config.experiment} {config.args.method}, not of {name} {method}")
+    restored = restore_args(name, config.args.model_dump(exclude_unset=True), folder.config_file)
+    free = {option.name for option in options_of(type(restored)).values() if option.free_on_resume}
+    given = {key: value for key, value in options.items() if value is not None}
+    for key in given.keys() - free:
+        if given[key] != (before := getattr(restored, key, None)):
+            raise UsageError(f"{folder.path} was started with {as_flag(key)} {before} and cannot continue with {given[key]}")
     n_done = len(folder.metrics())
-    if options.get("epochs") is not None and options["epochs"] < n_done:
+    if given.get("epochs", n_done) < n_done:
         raise UsageError(f"{folder.path} has {n_done} epochs already: --epochs must be at least {n_done}")
-    changed = {key: options[key] for key in _FREE_ON_RESUME if options.get(key) is not None}
-    return restored.replace(**changed)
+    return restored.replace(**{key: value for key, value in given.items() if key in free})
 
 
 def fabric_for(args: CommonArgs) -> Fabric:
-    """The device and precision that a run was told."""
-    return Fabric(accelerator=device_of(args.device).type, devices=1, precision=_precision(args.precision))
+    """The device and precision of a run."""
+    precision: Any = {"32": "32-true"}.get(args.precision, args.precision)
+    return Fabric(accelerator=device_of(args.device).type, devices=1, precision=precision)
 
 
 def device_of(device: str) -> torch.device:
-    """The device that was asked for; auto is a GPU if there is one."""
+    """The device of ``--device``; auto is a GPU if there is one."""
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: torch finds no CUDA device here; use --device cpu or auto")
-    if device not in {"cpu", "cuda", "auto"}:
-        raise UsageError(f"--device must be cpu, cuda or auto, got {device!r}")
     return torch.device({"auto": "cuda" if torch.cuda.is_available() else "cpu"}.get(device, device))
 
 
-def _precision(precision: str) -> Any:
-    if precision not in {"32", "bf16-mixed"}:
-        raise UsageError(f"--precision must be 32 or bf16-mixed, got {precision!r}")
-    return {"32": "32-true"}.get(precision, precision)
+def _config(name: str, args: CommonArgs, experiment: AbstractExperiment) -> Config:
+    return Config(
+        experiment=name,
+        args=RunArgs(**args.model_dump()),
+        command=sys.argv,
+        versions=_versions(),
+        machine=_machine(args.device),
+        threads=torch.get_num_threads(),
+        git=_revision(),
+        started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        data_files=dict(experiment.data_files),
+    )
+
+
+def _machine(device: str) -> str:
+    if device != "cpu" and torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"CPU, {platform.machine()}, {torch.get_num_threads()} thread(s)"
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "not installed as a package"
+    return versions
+
+
+def _revision() -> str | None:
+    """The git revision of the source, marked if files differ from it; None outside of a repository."""
+    command = ["git", "-C", str(pathlib.Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None

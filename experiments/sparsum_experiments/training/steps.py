@@ -1,9 +1,9 @@
-"""Training steps: one after the other or, on a GPU, recorded as CUDA graphs and repeated.
+"""Training steps: eager or, on a GPU, captured as CUDA graphs and replayed.
 
-The models of the experiments are small. Launched one by one from Python, the kernels of a step wait for their launches most
-of the time; recorded, a step is a few launches. What makes recording hard is that the support of a sparse distribution has
-another size at every step. It is read from the device in one place, `sparsum.segments.read_sizes`. So a step is recorded in
-pieces that end where a size is read, for a few sizes to which the packed support is padded.
+The models of the experiments are small. Launched one by one from Python, the kernels of a step mostly wait for their
+launches; a captured step is a few launches. What makes capturing hard is that the support of a sparse distribution has a
+different size at every step. It is read from the device in one place, `sparsum.segments.read_sizes`. So a step is captured
+in pieces that end where a size is read, for a few sizes to which the packed support is padded.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from sparsum.segments import reading_sizes
 from sparsum_experiments.experiment import AbstractExperiment, Step
 
 _LEAST_SIZE = 64
-# How often a step of a size is taken as it is before it is recorded: kernels are compiled and loaded, and the optimiser has
-# its state by then. Sizes that hardly occur are not recorded at all.
-_UNRECORDED = 2
+# How often a step of a size runs eagerly before it is captured: by then kernels are compiled and loaded, and the optimiser
+# has its state. Sizes that hardly occur are not captured at all.
+_N_EAGER = 2
 
 
 class Steps:
@@ -38,18 +38,18 @@ class Steps:
     def __init__(self, experiment: AbstractExperiment, fabric: Fabric) -> None:
         self.experiment, self.fabric = experiment, fabric
         self.model, self.optimiser = fabric.setup(experiment.model, experiment.optimiser())
-        #: The source of all noise, the same object in all epochs, since a recorded step holds on to it.
+        #: The source of all noise, the same object in all epochs, since captured steps refer to it.
         self.generator = torch.Generator(fabric.device)
 
     def epoch(self) -> contextlib.AbstractContextManager[None]:
-        """Where the steps of an epoch are taken."""
+        """The context in which the steps of an epoch run."""
         return contextlib.nullcontext()
 
     def take(self, order: Tensor, i: int) -> Step:
-        """Step i of an epoch; what it returns is there until the next step."""
+        """Step i of an epoch; its result is valid until the next step."""
         step: Step = self.model(self.experiment.batch(order, i, self.generator), self.generator)
         self.optimiser.zero_grad(set_to_none=True)
-        # To wake a thread of torch's own for the gradient of a GPU takes longer than to launch it from here.
+        # Waking torch's own thread for the backward pass of a GPU takes longer than launching it from this one.
         with torch.autograd.set_multithreading_enabled(False):
             self.fabric.backward(step.objective)
         self.optimiser.step()
@@ -57,15 +57,15 @@ class Steps:
 
 
 def steps_for(experiment: AbstractExperiment, fabric: Fabric) -> Steps:
-    """Steps of an experiment, recorded where that is possible."""
-    is_recorded = fabric.device.type == "cuda" and experiment.args.precision == "32" and experiment.is_repeatable
-    return (RecordedSteps if is_recorded else Steps)(experiment, fabric)
+    """Steps of an experiment, captured where that is possible."""
+    is_captured = fabric.device.type == "cuda" and experiment.args.precision == "32" and experiment.is_capturable
+    return (CapturedSteps if is_captured else Steps)(experiment, fabric)
 
 
 def padded_size(n: int, most: int) -> int:
     """The number of atoms, not more than ``most``, to which n of them are padded.
 
-    These are 4, 5, 6 and 7 times the powers of two: few to record, and at most a quarter of the work is in vain.
+    These are 4, 5, 6 and 7 times powers of two: few to capture, and at most a quarter of the work is wasted.
 
     >>> [padded_size(n, 1000) for n in (3, 65, 100, 130, 990)]
     [64, 80, 112, 160, 1000]
@@ -75,20 +75,20 @@ def padded_size(n: int, most: int) -> int:
     return min(rounded, most)
 
 
-class _UnusualError(Exception):
-    """Rows without a distribution: the step is taken unrecorded, and says which."""
+class _InvalidRows(Exception):
+    """Rows without a distribution: the step runs eagerly, and its error names them."""
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """A part of a recorded step, and the sizes that are read at its end: none at the end of the step."""
+    """A part of a captured step, and the sizes that are read at its end: None at the end of the step."""
 
     graph: torch.cuda.CUDAGraph
     sizes: Tensor | None
     most: int = 0
 
     def run(self) -> int | None:
-        """Repeat it, and read the size to pad to."""
+        """Replay it, and read the size to pad to."""
         self.graph.replay()
         return None if self.sizes is None else _read(self.sizes, self.most)[0]
 
@@ -96,58 +96,58 @@ class _Piece:
 def _read(sizes: Tensor, most: int) -> list[int]:
     n, *others = sizes.tolist()
     if any(others):
-        raise _UnusualError
+        raise _InvalidRows
     return [padded_size(n, most), *others]
 
 
 @dataclass(frozen=True)
-class _Recorded:
-    """A step for certain sizes."""
+class _Captured:
+    """A captured step for certain sizes."""
 
     pieces: tuple[_Piece, ...]
     sizes: tuple[int, ...]
     step: Step  # the tensors that it writes to
 
     def run(self) -> tuple[int, ...]:
-        """Repeat its pieces for as long as the sizes are as recorded; returns the sizes seen."""
+        """Replay its pieces while the sizes are as captured; returns the sizes seen."""
         seen: list[int] = []
-        for piece, recorded in zip(self.pieces, (*self.sizes, None), strict=True):
+        for piece, expected in zip(self.pieces, (*self.sizes, None), strict=True):
             size = piece.run()
             if size is not None:
                 seen.append(size)
-            if size != recorded:
+            if size != expected:
                 break
         return tuple(seen)
 
 
-class RecordedSteps(Steps):
-    """Steps on a GPU, recorded when their sizes have been seen before.
+class CapturedSteps(Steps):
+    """Steps on a GPU, captured once their sizes have been seen a few times.
 
-    A step that turns out to have other sizes than the last one is begun anew with its own recording. So nothing may happen
-    before the last size is read that would not bear repetition: only the noise is taken back.
+    A step that turns out to have other sizes than the last one starts again with the capture for these. So nothing before
+    the last read of a size may change state: only the generator is restored.
     """
 
     def __init__(self, experiment: AbstractExperiment, fabric: Fabric) -> None:
         super().__init__(experiment, fabric)
-        # Looking for rows without a distribution waits for the device; a loss that is no number tells it as well.
+        # Checking for rows without a distribution synchronizes; a NaN loss reveals them as well.
         experiment.estimator.validate_args = False
         self.stream = torch.cuda.Stream(fabric.device)
         self._pool = torch.cuda.graph_pool_handle()
-        self._chosen: Tensor | None = None  # where recorded steps find the examples of their batch
-        self._recorded: list[_Recorded] = []
-        self._last: _Recorded | None = None
+        self._chosen: Tensor | None = None  # where captured steps find the examples of their batch
+        self._captured: list[_Captured] = []
+        self._last: _Captured | None = None
         self._n_seen: Counter[tuple[int, ...]] = Counter()
 
     @contextlib.contextmanager
     def epoch(self) -> Iterator[None]:
-        """Steps have a stream of their own, since the default one cannot be recorded."""
+        """Steps have a stream of their own, since the default one cannot be captured."""
         torch.cuda.synchronize(self.fabric.device)
         with torch.cuda.stream(self.stream):
             yield
         torch.cuda.synchronize(self.fabric.device)
 
     def take(self, order: Tensor, i: int) -> Step:
-        """Step i of an epoch; what it returns is there until the next step."""
+        """Step i of an epoch; its result is valid until the next step."""
         size = self.experiment.args.batch_size
         chosen = order[..., i * size : (i + 1) * size]
         if self._chosen is None:
@@ -156,12 +156,12 @@ class RecordedSteps(Steps):
         noise = self.generator.get_state()
         try:
             return self._repeat(noise)
-        except _UnusualError:
+        except _InvalidRows:
             self.generator.set_state(noise)
             return super().take(self._chosen, 0)
 
     def _repeat(self, noise: Tensor) -> Step:
-        """Run the recording for this step's sizes, or take the step and perhaps record it."""
+        """Replay the capture for this step's sizes, or run the step and perhaps capture it."""
         candidate, seen = self._last, tuple[int, ...]()
         while candidate is not None:
             seen = candidate.run()
@@ -169,13 +169,13 @@ class RecordedSteps(Steps):
                 self._last = candidate
                 return candidate.step
             self.generator.set_state(noise)
-            candidate = next((one for one in self._recorded if one.sizes[: len(seen)] == seen), None)
-        if self._n_seen[seen] < _UNRECORDED:
-            return self._unrecorded()
-        return self._record()
+            candidate = next((one for one in self._captured if one.sizes[: len(seen)] == seen), None)
+        if self._n_seen[seen] < _N_EAGER:
+            return self._eager()
+        return self._capture()
 
-    def _unrecorded(self) -> Step:
-        """The step as it is, padded in the same way."""
+    def _eager(self) -> Step:
+        """The eager step, padded in the same way."""
         assert self._chosen is not None
         seen: list[int] = []
 
@@ -190,19 +190,19 @@ class RecordedSteps(Steps):
             self._n_seen[tuple(seen[:n])] += 1
         return step
 
-    def _record(self) -> Step:
+    def _capture(self) -> Step:
         assert self._chosen is not None
         torch.cuda.synchronize(self.fabric.device)
-        recording = _Recording(self.generator, self._pool)
-        with reading_sizes(recording.read), recording:
+        capture = _Capture(self.generator, self._pool)
+        with reading_sizes(capture.read), capture:
             step = super().take(self._chosen, 0)
-        self._last = _Recorded(tuple(recording.pieces), tuple(recording.sizes), step)
-        self._recorded.append(self._last)
+        self._last = _Captured(tuple(capture.pieces), tuple(capture.sizes), step)
+        self._captured.append(self._last)
         return step
 
 
-class _Recording:
-    """Records the work of a step in pieces, and does each piece when it is recorded."""
+class _Capture:
+    """Captures a step in pieces, and runs each piece when it is captured."""
 
     def __init__(self, generator: torch.Generator, pool: Any) -> None:
         self.generator, self.pool = generator, pool
@@ -213,18 +213,18 @@ class _Recording:
     def __enter__(self) -> None:
         self._graph = torch.cuda.CUDAGraph()
         self._graph.register_generator_state(self.generator)
-        # Other threads, such as that of TensorBoard's writer, may do as they like meanwhile.
+        # Other threads, such as TensorBoard's writer, are not restricted meanwhile.
         self._graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self._end(None, 0)
         elif self._graph is not None:
-            with contextlib.suppress(RuntimeError):  # what went wrong may have ended it already
+            with contextlib.suppress(RuntimeError):  # the error may have ended the capture already
                 self._graph.capture_end()
 
     def read(self, sizes: Tensor, most: int) -> list[int]:
-        """End a piece, run it, and begin the next one knowing its sizes."""
+        """End a piece, run it, and begin the next one with its sizes known."""
         self._end(sizes, most)
         values = _read(sizes, most)
         self.sizes.append(values[0])

@@ -10,8 +10,7 @@ from sparsum_experiments.report.latent.kept import LATENT_FILE, VIEWS, Latent, N
 from sparsum_experiments.report.sections import Section
 from sparsum_experiments.report.settings import setting_text
 from sparsum_experiments.report.summary import Summary, rank
-from sparsum_experiments.runs import RunFolder
-from sparsum_experiments.runs import Run
+from sparsum_experiments.runs import Run, RunFolder
 
 # A view that cannot be made is told, and the next best run is tried, so often.
 _MAX_TRIED = 4

@@ -1,0 +1,162 @@
+"""Adding runs to the records that are kept with the source."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import shlex
+from collections.abc import Iterable
+from typing import Any
+
+import pydantic
+
+from sparsum_experiments.errors import UsageError
+from sparsum_experiments.files import write_bytes
+from sparsum_experiments.options import explain
+from sparsum_experiments.registry import check_method, place_options, uses, with_defaults
+from sparsum_experiments.report.latent import NoView, latent_of_run
+from sparsum_experiments.runs import (
+    LATENT_FOLDER,
+    Record,
+    Run,
+    RunFolder,
+    columns_of,
+    read_folders,
+    read_records,
+    records_file,
+    rounded,
+    write_records,
+)
+
+# Which metrics of an epoch are kept.
+_EPOCH = ("train", "validation", "calls", "seconds")
+
+
+def record_runs(
+    places: Iterable[pathlib.Path],
+    out: pathlib.Path,
+    variant: str = "",
+    *,
+    latent: bool = False,
+    data_dir: str | None = None,
+) -> list[str]:
+    """Record all runs in or below some folders; returns a line for each file that was written.
+
+    Args:
+        places: the folders.
+        out: the folder of the records.
+        variant: how these runs differ from others of the same method, in a word.
+        latent: whether to keep what the latent variables of each setting's first seed learned, too.
+        data_dir: the folder of all data sets for that; by default that of each run's config.
+
+    Raises:
+        ValueError: if there is no run; if one cannot be read, is not finished or not evaluated; if two runs of different
+            settings would have the same record, one of which may exist already; if a latent view cannot be made. Then
+            nothing is written.
+    """
+    if variant and not re.fullmatch(r"[a-z0-9][a-z0-9.-]{0,99}", variant):
+        raise UsageError(f"--variant must be up to 100 lower-case letters, digits, dots and hyphens, got {variant!r}")
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out must be a folder, and {out} is a file")
+    places = list(places)
+    runs, problems = read_folders(places)
+    if not runs and not problems:
+        raise UsageError(f"there is no run in or below {', '.join(map(str, places))}")
+    problems += [problem for run in runs if (problem := _what_is_missing(run))]
+    kept: dict[str, dict[tuple[str, int], Record]] = {}
+    new: dict[tuple[str, str], list[tuple[Run, Record]]] = {}
+    for run in runs if not problems else ():
+        if run.experiment not in kept:
+            file = records_file(out, run.experiment)
+            kept[run.experiment] = {(each.name, each.seed): each for each in (read_records(file) if file.exists() else ())}
+        record, others = record_of(run, variant), kept[run.experiment]
+        settings = new.setdefault((run.experiment, record.name), [])
+        other = others.get((record.name, record.seed))
+        if other is not None and (_settings(other) != _settings(record) or any(other is each for _, each in settings)):
+            problems.append(
+                f"{run.path} would replace the record {record.name}, seed {record.seed}, of a run with "
+                f"{_difference(other, record)}; runs with other settings of a method need a --variant"
+            )
+        others[record.name, record.seed] = record
+        settings.append((run, record))
+    if problems:
+        raise ValueError("\n".join([*problems, "nothing was written"]))
+    views = _views(new, out, data_dir) if latent else {}
+    for file, text in views.items():
+        write_bytes(file, text.encode())
+    for experiment, records in kept.items():
+        write_records(records_file(out, experiment), records.values())
+    counts = {name: sum(len(found) for (experiment, _), found in new.items() if experiment == name) for name in kept}
+    lines = [f"{records_file(out, name)}: {n} {'run' if n == 1 else 'runs'}" for name, n in counts.items()]
+    return [*lines, *map(str, views)]
+
+
+def _what_is_missing(run: Run) -> str:
+    try:
+        check_method(run.experiment, str(run.args["method"]))  # names become parts of paths
+    except UsageError as error:
+        return f"{run.path}: {error}"
+    if not run.is_finished:
+        return f"{run.path} is not finished: it has {len(run.lines)} of {run.args['epochs']} epochs"
+    return "" if run.test else f"{run.path} is not evaluated: run sparsum evaluate {shlex.quote(str(run.path))}"
+
+
+def record_of(run: Run, variant: str = "") -> Record:
+    """The record of a run, with as many digits as mean something.
+
+    Raises:
+        ValueError: if a metric is not finite, so that JSON cannot hold it.
+    """
+    hidden = place_options(run.experiment) - {"seed"}
+    config = {name: value for name, value in run.args.items() if name not in hidden}
+    config["data"] = pathlib.Path(str(config["data"])).name
+    about = RunFolder(run.path).config()
+    test = {name: value for name, value in RunFolder(run.path).evaluation().items() if name != "epochs"}
+    content = {
+        "experiment": run.experiment,
+        "method": run.args["method"],
+        "bits": run.args.get("bits"),
+        "variant": variant or None,
+        "seed": run.args["seed"],
+        "config": config,
+        "epochs": columns_of([{name: line[name] for name in _EPOCH if name in line} for line in run.lines]),
+        "test": test,
+        "seconds": run.seconds,
+        "versions": {"git": about.git, "machine": about.machine, **about.versions},
+    }
+    try:
+        return Record.model_validate(rounded(content))
+    except pydantic.ValidationError as error:
+        raise ValueError(f"{run.path}: {explain(error, str)}") from None
+
+
+def _settings(record: Record) -> dict[str, Any]:
+    """The options of a record's run, of whatever version, as far as its method uses them."""
+    config = with_defaults(record.experiment, record.config.model_dump(exclude_unset=True))
+    hidden = place_options(record.experiment)
+    return {
+        name: value for name, value in config.items() if name not in hidden and uses(record.experiment, record.method, name)
+    }
+
+
+def _difference(one: Record, other: Record) -> str:
+    """The options of one run that another has otherwise."""
+    others = _settings(other)
+    changed = {name: value for name, value in _settings(one).items() if others.get(name) != value}
+    return ", ".join(f"{name} = {value}" for name, value in changed.items()) or "the same settings"
+
+
+def _views(
+    new: dict[tuple[str, str], list[tuple[Run, Record]]], out: pathlib.Path, data_dir: str | None
+) -> dict[pathlib.Path, str]:
+    """What the latent variables of the first seed of each setting learned: files and their contents."""
+    texts, problems = {}, []
+    for (experiment, name), found in new.items():
+        first, _ = min(found, key=lambda pair: pair[1].seed)
+        try:
+            texts[out / LATENT_FOLDER / experiment / f"{name}.json"] = latent_of_run(first.path, data_dir).text()
+        except NoView as error:
+            problems.append(str(error))
+    if problems:
+        raise ValueError("\n".join([*problems, "nothing was written; without --latent, no checkpoint or data is needed"]))
+    return texts
