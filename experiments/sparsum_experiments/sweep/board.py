@@ -28,12 +28,7 @@ Progress = Mapping[str, float]
 
 
 class Board:
-    """Shows a sweep: the runs that are running, and how many are finished and waiting.
-
-    Args:
-        console: where to print.
-        jobs: how many runs at a time.
-    """
+    """Shows on a console the runs that are running, and how many are finished and waiting."""
 
     def __init__(self, console: Console, jobs: int) -> None:
         self.console, self.jobs = console, jobs
@@ -60,14 +55,15 @@ class Board:
         if time.monotonic() - self._drawn_at < pause:
             return
         self._drawn_at = time.monotonic()
-        progress = {entry.run.key: progress_of(entry) for entry in entries if entry.phase is Phase.RUNNING}
+        progress = {entry.run.key: _progress(entry) for entry in entries if entry.phase is Phase.RUNNING}
+        totals = _totals(entries, progress, self.jobs)
         if self.console.is_terminal:
-            self._live.update(Group(_table(entries, progress), Text(_totals(entries, progress, self.jobs))), refresh=True)
+            self._live.update(Group(_table(entries, progress), Text(totals)), refresh=True)
             return
         for key, found in progress.items():
-            cells = zip(_COLUMNS, _cells(found), strict=True)
-            self.say(f"{key}: {', '.join(map(' '.join, cells)) if found else 'starting'}")
-        self.say(_totals(entries, progress, self.jobs))
+            shown = [f"{name} {cell}" for name, cell in zip(_COLUMNS, _cells(found), strict=True)] if found else ["starting"]
+            self.say(f"{key}: {', '.join(shown)}")
+        self.say(totals)
 
 
 def say(console: Console, text: str) -> None:
@@ -75,7 +71,7 @@ def say(console: Console, text: str) -> None:
     console.print(printable(text), highlight=False, soft_wrap=True, markup=False)
 
 
-def progress_of(entry: Entry) -> Progress:
+def _progress(entry: Entry) -> Progress:
     """The progress that a run has written; empty until this attempt has written it."""
     found = RunFolder(entry.run.folder).progress()
     is_complete = found.keys() >= {"time", "epoch", "done", "loss", "calls", "seconds_left"}
@@ -120,7 +116,7 @@ def _table(entries: Sequence[Entry], progress: Mapping[str, Progress]) -> Table:
         table.add_column(name, justify="left" if name == "run" else "right", overflow="fold")
     for entry in entries:
         if entry.phase is Phase.RUNNING:
-            table.add_row(Text(entry.run.key), *(_cells(progress[entry.run.key]) or ["starting"]))
+            table.add_row(Text(entry.run.key), *_cells(progress[entry.run.key]))
         elif entry.phase is Phase.FAILED:
             table.add_row(Text(entry.run.key), "failed")
     return table
@@ -128,6 +124,6 @@ def _table(entries: Sequence[Entry], progress: Mapping[str, Progress]) -> Table:
 
 def _cells(found: Progress) -> list[str]:
     if not found:
-        return []
+        return ["starting"]
     left = in_words(found["seconds_left"])
     return [f"{found['epoch'] + 1:.0f}", f"{found['done']:.0%}", f"{found['loss']:.4g}", f"{found['calls']:.2f}", left]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pathlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from sparsum_experiments.options import CommonArgs
 from sparsum_experiments.registry import experiment_options, make_experiment, uses, with_defaults
 from sparsum_experiments.runs import read_folders
 from sparsum_experiments.seeds import seed_for
-from sparsum_experiments.sweep.plan import PlannedRun, State, counted, n_epochs_done, state_of
+from sparsum_experiments.sweep.plan import PlannedRun, State, counted, state_of
 from sparsum_experiments.training.start import fabric_for
 from sparsum_experiments.training.steps import steps_for
 
@@ -32,51 +32,40 @@ _MAX_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class RemainingTime:
-    """How far a run is, and how long it will still take.
-
-    Args:
-        run: the run.
-        state: how far it is.
-        seconds: what is left; None if it is unknown.
-        basis: what it is estimated from, or why it is unknown.
-    """
+    """How far a run is, and how long it will still take."""
 
     run: PlannedRun
     state: State
-    seconds: float | None
-    basis: str
+    seconds: float | None  # None if unknown
+    basis: str  # what it is estimated from, or why it is unknown
 
 
-def estimate_plan(plan: Sequence[PlannedRun], out: pathlib.Path, n_threads: int) -> list[RemainingTime]:
-    """How long each run of a plan will still take.
-
-    Args:
-        plan: the runs.
-        out: the folder of earlier runs.
-        n_threads: how many threads each run will have.
-    """
+def estimate_plan(
+    plan: Sequence[PlannedRun], out: pathlib.Path, n_threads: int, say: Callable[[str], None]
+) -> list[RemainingTime]:
+    """How long each run of a plan will still take with so many threads; earlier runs are looked for in ``out``."""
     known = _known_seconds(out)
     estimates = []
     for run in plan:
-        state, args = state_of(run), run.args
+        state, args, found = state_of(run), run.args, run.read()
         if state is State.FINISHED:
             estimates.append(RemainingTime(run, state, 0.0, ""))
             continue
         cost = _cost(run.experiment, args.model_dump())
         if cost not in known:
+            say(f"measuring a few steps like those of {run.key} ...")
             known[cost] = _measured(run.experiment, args, n_threads)
         per_epoch, basis = known[cost]
-        n_left = max(args.epochs - n_epochs_done(run), 0)
+        n_left = max(args.epochs - len(found.lines if found else []), 0)
         estimates.append(RemainingTime(run, state, None if per_epoch is None else per_epoch * n_left, basis))
     return estimates
 
 
 def _cost(experiment: str, args: Mapping[str, Any]) -> str:
     """The same for runs whose epochs take equally long."""
-    options = experiment_options(experiment)
-    free = {name for name in args if name in options and not options[name].changes_cost}
-    free |= {name for name in args if not uses(experiment, args["method"], name)}
-    return repr((experiment, sorted((name, value) for name, value in args.items() if name not in free)))
+    free = {option.name for option in experiment_options(experiment).values() if not option.changes_cost}
+    costly = {name for name in args if name not in free and uses(experiment, args["method"], name)}
+    return repr((experiment, [(name, args[name]) for name in sorted(costly)]))
 
 
 def _known_seconds(out: pathlib.Path) -> dict[str, tuple[float | None, str]]:

@@ -6,6 +6,7 @@ import enum
 import itertools
 import math
 import pathlib
+import re
 import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ from typing import Any
 
 from sparsum_experiments import registry
 from sparsum_experiments.errors import UsageError
-from sparsum_experiments.files import printable
 from sparsum_experiments.options import CommonArgs, Option, as_flag
 from sparsum_experiments.runs import Run, RunFolder, read_run
 
@@ -48,8 +48,8 @@ class PlannedRun:
         return self.folder / "log.txt"
 
     def arguments(self) -> list[str]:
-        """What comes after `sparsum train`, without ``--resume``; an empty value is a default, which cannot be typed."""
-        given = {name: value for name, value in self.options.items() if value not in (None, "")}
+        """What comes after `sparsum train`, without ``--resume``."""
+        given = {name: value for name, value in self.options.items() if value is not None}
         words = [word for name, value in given.items() for word in (as_flag(name), str(value))]
         return [self.experiment, self.method, *words, "--out", str(self.folder)]
 
@@ -120,8 +120,8 @@ def _planned(
 
 def _check_folder(out: pathlib.Path) -> None:
     """Raise a UsageError for a folder whose runs could not be written, or not be read again."""
-    if not str(out).isprintable():  # the surrogates in a name that is not UTF-8 are not printable either
-        raise UsageError(f"--out '{printable(str(out))}': the name must be UTF-8 without control characters")
+    if re.search(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", str(out)):  # surrogates stand for bytes that are not UTF-8
+        raise UsageError(f"--out {ascii(str(out))}: the name must be UTF-8 without control characters")
     existing = next(folder for folder in (out, *out.parents, pathlib.Path()) if folder.exists())
     if not existing.is_dir():
         raise UsageError(f"--out {out}: {existing} exists and is not a folder")

@@ -8,8 +8,7 @@ import pathlib
 import shlex
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparsum_experiments.errors import UsageError
 from sparsum_experiments.registry import experiment_class, experiment_options, make_args, uses, with_defaults
@@ -22,15 +21,8 @@ _N_NAMED = 4
 _N_ANNEALED = 300
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The setting that a method takes from an earlier sweep; as text, a line about it.
-
-    Args:
-        method: its name.
-        values: the options that were tuned.
-        reason: why these.
-    """
+class Choice(NamedTuple):
+    """The setting that a method takes from an earlier sweep; as text, a line about it."""
 
     method: str
     values: Mapping[str, Any]
@@ -40,10 +32,10 @@ class Choice:
         return f"{self.method}: {_words(self.values) or 'nothing was tuned'} ({self.reason})"
 
 
-@dataclass(frozen=True)
-class _Earlier:
+class _Earlier(NamedTuple):
     """The runs of an earlier sweep that agree with the options of this one, and their description for messages."""
 
+    experiment: str
     folder: pathlib.Path
     runs: list[Run]
     title: str
@@ -51,14 +43,21 @@ class _Earlier:
     def of(self, method: str) -> list[Run]:
         return [run for run in self.runs if run.args["method"] == method]
 
+    def differing(self, runs: list[Run]) -> set[str]:
+        """The options that can be tuned and differ among runs."""
+        return set(_tunable(self.experiment)).intersection(differing_options(runs))
+
     def name(self, path: pathlib.Path) -> str:
         """The folder of a run, relative to where the command was typed."""
         above = self.folder.resolve()
         return str(self.folder / path.relative_to(above) if path.is_relative_to(above) else path)
 
-    def evaluate_command(self, option: str = "", n: float = 0) -> str:
-        words = ["sparsum", "evaluate", str(self.folder), "--split", "validation"]
-        return shlex.join([*words, option, f"{n:g}"] if option else words)
+    def error(self, text: str) -> UsageError:
+        return UsageError(f"--tuned-by {self.folder}: {text}")
+
+    def evaluate(self, *words: str) -> str:
+        """The command that evaluates all runs on the validation data."""
+        return shlex.join(["sparsum", "evaluate", str(self.folder), "--split", "validation", *words])
 
 
 def tuned_settings(
@@ -72,8 +71,8 @@ def tuned_settings(
 ) -> list[Choice]:
     """For each method the setting that was best on the validation data among the runs in or below a folder.
 
-    Only runs on the same data and with the given options count; what may change on resume may differ. The mean over seeds at
-    the last epoch decides; of equals the first, by the names of their folders.
+    Only runs on the same data and with the given options count; options that may change on resume may differ. The mean over
+    seeds at the last epoch decides; of equals the first, by the names of their folders.
 
     Args:
         experiment: its name.
@@ -82,8 +81,7 @@ def tuned_settings(
         grid: the names of the options that a grid gives to new runs.
         folder: of the earlier runs.
         out: of the new runs.
-        by: the metric that decides, which an evaluation on the validation data may have measured; by default the criterion
-            of each method.
+        by: the metric that decides, of the last epoch or of an evaluation; by default the criterion of each method.
 
     Raises:
         UsageError: if runs are missing, not finished or not evaluated, or nothing was tuned.
@@ -102,8 +100,8 @@ def tuned_settings(
         methods = [method for method in kind.methods if earlier.of(method) or _failed_at_once(folder, method)]
     missing = [text for method in methods for text in _missing(earlier, method)]
     if missing or not methods:
-        raise _unfinished_error(folder, missing or [f"there is no run of {earlier.title}"])
-    return [_choice(experiment, method, given, grid, earlier, by) for method in methods]
+        raise _unfinished(earlier, missing or [f"there is no run of {earlier.title}"])
+    return [_choice(earlier, method, given, grid, by) for method in methods]
 
 
 def _check_names(experiment: str, method: str, given: dict[str, Any]) -> None:
@@ -121,19 +119,22 @@ def _read(experiment: str, given: Mapping[str, Any], folder: pathlib.Path) -> _E
     options = experiment_options(experiment)
     wanted = {"data": options["data"].default} | {n: value for n, value in given.items() if not options[n].free_on_resume}
     runs, problems = read_folders([folder])
-    if broken := set(problems) - {run.problem for run in runs}:  # a broken evaluation does not matter here
-        raise _unfinished_error(folder, sorted(broken))
-    ours = [dataclasses.replace(run, args=_used_args(run)) for run in runs if run.experiment == experiment]
+    ours = [
+        dataclasses.replace(run, args=_used_args(run.experiment, run.args)) for run in runs if run.experiment == experiment
+    ]
     agreeing = [run for run in ours if _agrees(run, wanted)]
-    return _Earlier(folder, without_repetitions(agreeing)[0], f"{experiment} with {_words(wanted)}")
+    earlier = _Earlier(experiment, folder, without_repetitions(agreeing)[0], f"{experiment} with {_words(wanted)}")
+    if broken := set(problems) - {run.problem for run in runs}:  # a broken evaluation does not matter here
+        raise _unfinished(earlier, sorted(broken))
+    return earlier
 
 
-def _used_args(run: Run) -> dict[str, Any]:
+def _used_args(experiment: str, args: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a run, completed, with the default of those that its method ignores."""
-    defaults = with_defaults(run.experiment, {})
+    defaults = with_defaults(experiment, {})
     return {
-        name: value if uses(run.experiment, run.args["method"], name) else defaults.get(name, value)
-        for name, value in with_defaults(run.experiment, run.args).items()
+        name: value if uses(experiment, args["method"], name) else defaults.get(name, value)
+        for name, value in with_defaults(experiment, dict(args)).items()
     }
 
 
@@ -173,52 +174,41 @@ def _failed_at_once(folder: pathlib.Path, method: str) -> list[pathlib.Path]:
     return [path for path in failed if not RunFolder(path).exists() and method in path.parts[-3:-1]]
 
 
-def _unfinished_error(folder: pathlib.Path, missing: list[str]) -> UsageError:
+def _unfinished(earlier: _Earlier, missing: list[str]) -> UsageError:
     named = missing[:_N_NAMED] + ([f"and {len(missing) - _N_NAMED} more"] if len(missing) > _N_NAMED else [])
-    return UsageError(
-        f"--tuned-by {folder}: {'; '.join(named)}. Finish that sweep first; "
-        "to leave out a setting, delete its runs of all seeds; to leave out a method, use --methods"
+    return earlier.error(
+        f"{'; '.join(named)}. Finish that sweep first; to leave out a setting, delete its runs of all seeds; "
+        "to leave out a method, use --methods"
     )
 
 
-def _choice(
-    experiment: str, method: str, given: dict[str, Any], grid: Collection[str], earlier: _Earlier, by: str | None
-) -> Choice:
-    metric, sign = _metric(experiment, method, by)
-    names = _tuned_options(experiment, method, earlier)
-    summaries = summaries_by_setting(earlier.of(method))
-    measured = [[_measured(earlier, run, metric) for run in summary.runs] for summary in summaries]
-    _check_counts(method, metric, [each for runs in measured for each in runs], earlier)
-    means = [statistics.fmean(each[metric] for each in runs) for runs in measured]
-    numbers = [i for i, mean in enumerate(means) if not math.isnan(mean)]
-    if not numbers:
-        raise UsageError(f"--tuned-by {earlier.folder}: no run of {method} there has measured {metric}")
-    best = max(numbers, key=lambda i: sign * means[i])
-    run = summaries[best].runs[0]
-    values = {name: run.args.get(name) for name in names}
-    among = f"the best of {len(summaries)} settings" if len(summaries) > 1 else "the only setting"
-    reason = f"validation {metric} {means[best]:.4g}, {among} in {earlier.folder}"
-    same = given | values | {name: run.args[name] for name in grid if name in run.args}
-    new = _used_args(dataclasses.replace(run, args=make_args(experiment, method, same).model_dump()))
-    others = {name: run.args[name] for name in _fixed_options(experiment) if run.args[name] != new[name]}
-    return Choice(method, values, f"{reason}, where it had {_words(others)}" if others else reason)
-
-
-def _metric(experiment: str, method: str, by: str | None) -> tuple[str, int]:
-    """The metric that decides, by default the criterion of the method, and 1 if larger is better, -1 if smaller is.
-
-    Raises:
-        UsageError: if only other methods have it.
-    """
-    kind = experiment_class(experiment)
+def _choice(earlier: _Earlier, method: str, given: dict[str, Any], grid: Collection[str], by: str | None) -> Choice:
+    experiment, kind = earlier.experiment, experiment_class(earlier.experiment)
     owners = [other for other, criterion in kind.own_criteria.items() if criterion == by]
     if owners and method not in owners:
         raise UsageError(f"--by {by}: {method} does not have it; use --methods with some of {', '.join(owners)}")
-    return by or kind.criterion_of(method), kind.judges.get(by or "", 1)
+    metric, sign = by or kind.criterion_of(method), kind.judges.get(by or "", 1)
+    names = _tuned_options(earlier, method)
+    summaries = summaries_by_setting(earlier.of(method))
+    measured = [[_measured(earlier, run, metric) for run in summary.runs] for summary in summaries]
+    _check_counts(earlier, method, metric, [metrics for runs in measured for metrics in runs])
+    means = [statistics.fmean(metrics[metric] for metrics in runs) for runs in measured]
+    numbers = [i for i, mean in enumerate(means) if not math.isnan(mean)]
+    if not numbers:
+        raise earlier.error(f"no run of {method} there has measured {metric}")
+    best = max(numbers, key=lambda i: sign * means[i])
+    args = summaries[best].runs[0].args
+    values = {name: args.get(name) for name in names}
+    among = f"the best of {len(summaries)} settings" if len(summaries) > 1 else "the only setting"
+    reason = f"validation {metric} {means[best]:.4g}, {among} in {earlier.folder}"
+    same = given | values | {name: args[name] for name in grid if name in args}
+    new = _used_args(experiment, make_args(experiment, method, same).model_dump())
+    others = {name: args[name] for name in ("data", *_tunable(experiment)) if args[name] != new[name]}
+    return Choice(method, values, f"{reason}, where it had {_words(others)}" if others else reason)
 
 
 def _measured(earlier: _Earlier, run: Run, metric: str) -> Mapping[str, float]:
-    """The validation metrics of a run's last epoch, or where these lack a metric, those of an evaluation."""
+    """The validation metrics of a run's last epoch, or where these lack the metric, those of an evaluation."""
     if metric in run.validation:
         return run.validation
     try:
@@ -227,54 +217,44 @@ def _measured(earlier: _Earlier, run: Run, metric: str) -> Mapping[str, float]:
         found = {}
     if metric in found:
         return found
-    command = earlier.evaluate_command(*(("--annealed", _N_ANNEALED) if metric.endswith("annealed") else ()))
-    raise UsageError(
-        f"--tuned-by {earlier.folder}: {earlier.name(run.path)} has not measured {metric} on the validation data after its "
-        f"last epoch: run {command}"
-    )
+    command = earlier.evaluate(*(("--annealed", str(_N_ANNEALED)) if metric.endswith("annealed") else ()))
+    where = f"{metric} on the validation data after its last epoch"
+    raise earlier.error(f"{earlier.name(run.path)} has not measured {where}: run {command}")
 
 
-def _check_counts(method: str, metric: str, measured: list[Mapping[str, float]], earlier: _Earlier) -> None:
+def _check_counts(earlier: _Earlier, method: str, metric: str, measured: list[Mapping[str, float]]) -> None:
     """Raise if an estimate from few samples, or for few images, would be compared with one from many."""
-    kinds = {"n_samples": ("measured with {} samples", "--samples")}
-    if metric.endswith("annealed"):
-        kinds["n_annealed"] = ("annealed for {} images", "--annealed")
-    for name, (how, option) in kinds.items():
+    for name, option, how in (
+        ("n_samples", "--samples", "measured with {} samples"),
+        ("n_annealed", "--annealed", "annealed for {} images"),
+    ):
         counts = sorted({metrics[name] for metrics in measured if name in metrics})
-        if len(counts) > 1:
-            numbers = " and ".join(f"{n:g}" for n in counts)
-            raise UsageError(
-                f"--tuned-by {earlier.folder}: runs of {method} were {how.format(numbers)}, so they cannot be compared; "
-                f"run {earlier.evaluate_command(option, counts[-1])}"
-            )
+        if len(counts) > 1 and (name == "n_samples" or metric.endswith("annealed")):
+            were = how.format(" and ".join(f"{n:g}" for n in counts))
+            again = earlier.evaluate(option, f"{counts[-1]:g}")
+            raise earlier.error(f"runs of {method} were {were}, so they cannot be compared; run {again}")
 
 
-def _tuned_options(experiment: str, method: str, earlier: _Earlier) -> list[str]:
+def _tuned_options(earlier: _Earlier, method: str) -> list[str]:
     """The options that differ among the runs of a method; where it has a single setting, among those of another method.
 
     Where all methods have one setting, those that differ between methods. Always those that the method uses, perhaps none.
     """
-    if names := _differing(experiment, earlier.of(method)):
+    if names := earlier.differing(earlier.of(method)):
         return sorted(names)
-    within = [_differing(experiment, earlier.of(other)) for other in experiment_class(experiment).methods]
-    names = set().union(*within) or _differing(experiment, earlier.runs)
+    within = [earlier.differing(earlier.of(other)) for other in experiment_class(earlier.experiment).methods]
+    names = set().union(*within) or earlier.differing(earlier.runs)
     if not names:
-        raise UsageError(
-            f"--tuned-by {earlier.folder}: nothing was tuned there, all runs of {earlier.title} have the same setting; "
+        raise earlier.error(
+            f"nothing was tuned there, all runs of {earlier.title} have the same setting; "
             "give the folder of a sweep with --grid"
         )
-    return sorted(name for name in names if uses(experiment, method, name))
+    return sorted(name for name in names if uses(earlier.experiment, method, name))
 
 
-def _differing(experiment: str, runs: list[Run]) -> set[str]:
-    """The options that can be tuned and differ among runs."""
-    return grid_options(experiment).keys() & set(_fixed_options(experiment)) & set(differing_options(runs))
-
-
-def _fixed_options(experiment: str) -> list[str]:
-    """The options that decide what a run computes, apart from its seed and its length."""
-    options = experiment_options(experiment).values()
-    return sorted(option.name for option in options if not option.free_on_resume and not option.is_place)
+def _tunable(experiment: str) -> list[str]:
+    """The options that decide what a run computes, apart from its data, its seed and its length."""
+    return sorted(name for name, option in grid_options(experiment).items() if not option.free_on_resume)
 
 
 def _words(values: Mapping[str, Any]) -> str:
