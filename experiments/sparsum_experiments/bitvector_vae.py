@@ -17,7 +17,7 @@ from torch.distributions import Distribution
 
 import sparsum as sp
 from sparsum.estimators import AbstractEstimator, Bound, Estimate
-from sparsum_experiments.data import Images, load_images
+from sparsum_experiments.data import Images, canonical_name, load_images
 from sparsum_experiments.experiment import AbstractExperiment, Step, temperature_of
 from sparsum_experiments.models.bits_per_dim import bits_per_dim
 from sparsum_experiments.models.importance import LogJoint, Sampling
@@ -290,7 +290,7 @@ class BitvectorVAE(AbstractExperiment):
         """Make the model, and load the data unless ``images`` are given."""
         self.args, self.device = args, device
         # The authors hold 5,000 images out here, and 10,000 in their first experiment.
-        n_validation = None if args.data == "digits" else 5_000
+        n_validation = 5_000 if canonical_name(args.data, args.data_dir) in {"mnist", "fashion-mnist"} else None
         self.images = images or load_images(args.data, args.data_dir, n_validation=n_validation, device=device)
         self.data_files = self.images.digests
         n_train = len(self.images.train.x)

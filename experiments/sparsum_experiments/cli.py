@@ -85,7 +85,7 @@ def _flag(option: Option) -> click.Option:
     about = f"{some}: {option.help}" if some else option.help
     if option.ignored_by:
         about = f"Not {', '.join(option.ignored_by)}: {about}"
-    default = "" if option.default in (None, "") or "[" in about else f" [default: {option.default}, or the preset's]"
+    default = "" if option.default in (None, "") or "[" in about else f" [default: {option.default}]"
     words = f"{'|'.join(option.choices)}" if option.choices else None
     return click.Option([option.flag], metavar=words, help=about + default, type=_Parsed(option))
 
@@ -110,7 +110,8 @@ def _methods_help(experiment: str) -> str:
     from sparsum_experiments.experiment import METHODS
 
     lines = [f"  {method:17} {METHODS[method]}" for method in experiment_class(experiment).methods]
-    return "\b\nMethods:\n" + "\n".join(lines)
+    presets = "Some methods and data sets have presets in place of the defaults of options."
+    return "\b\nMethods:\n" + "\n".join(lines) + f"\n\n{presets}"
 
 
 @click.group(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -243,9 +244,7 @@ def _sweep_command(experiment: str) -> click.Command:
     kind = experiment_class(experiment)
     metrics = ", ".join(dict.fromkeys((kind.criterion, *kind.own_criteria.values(), *kind.judges)))
     params: list[click.Parameter] = [
-        click.Option(
-            ["--methods"], help="Separated by commas. [default: all; with --tuned-by, those with runs there]"
-        ),
+        click.Option(["--methods"], help="Separated by commas. [default: all; with --tuned-by, those with runs there]"),
         click.Option(
             ["--grid"],
             multiple=True,

@@ -57,9 +57,7 @@ def run_demo(out: pathlib.Path, jobs: int) -> int:
         return 130
     failed = [entry for entry in entries if entry.phase is Phase.FAILED]
     if failed:
-        messages.print(
-            f"{len(failed)} of {len(entries)} runs failed; see log.txt below {out}", highlight=False
-        )
+        messages.print(f"{len(failed)} of {len(entries)} runs failed; see log.txt below {out}", highlight=False)
         return 1
     table = Table("experiment", "method", "test", "", "calls", "seconds")
     for part, plan in zip(PARTS, plans, strict=True):

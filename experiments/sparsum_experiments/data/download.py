@@ -1,97 +1,130 @@
-"""Downloading one file in as many attempts as it takes."""
+"""Downloading a data set."""
 
 from __future__ import annotations
 
-import http.client
-import os
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
-from http import HTTPStatus
+import io
+import math
+from collections.abc import Callable, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
-#: Called with the bytes so far and their total, None where the server does not say.
-Progress = Callable[[int, int | None], None]
+from sparsum_experiments import files
+from sparsum_experiments.data.idx import read_idx
+from sparsum_experiments.data.images import NAMES, load_digits
+from sparsum_experiments.data.sources import DIGITS, SOURCES, BadFile, SourceFile, unknown
 
 _CHUNK = 1 << 16
 _TIMEOUT = 30.0  # seconds without a byte
 
 
-class TransferFailed(Exception):
-    """A transfer that did not succeed, which another server or another attempt may do."""
+class DownloadFailed(OSError):
+    """No mirror has a file; the message has the reason for each and what to do."""
 
 
-def download(url: str, part: Path, progress: Progress) -> bool:
-    """Bring a file to ``part``, going on where an earlier attempt stopped if the server can.
+def get(
+    name: str,
+    data_dir: str | PathLike[str],
+    *,
+    mirrors: Sequence[str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Path]:
+    """Download the files of a data set that are missing or wrong into the folder ``data_dir/name``.
 
-    Whatever ends it, what has arrived stays in ``part``.
+    A file is written when all of it has arrived and its uncompressed content has the published checksum, and not before.
+
+    Args:
+        name: ``mnist`` or ``fashion-mnist``; the ``digits`` come with scikit-learn and need no download.
+        data_dir: the folder of all data.
+        mirrors: addresses below which the files are, tried in this order; the published ones by default.
+        progress: called with the bytes so far and the total, of all files together.
 
     Returns:
-        Whether the file begins with what an earlier attempt left.
+        Where the files are; those that were found elsewhere and are right stay there.
 
     Raises:
-        TransferFailed: if the file did not arrive in full.
+        DownloadFailed: if no mirror has a file.
+        OSError: if a file cannot be written.
+        ValueError: for an unknown name, or no mirrors.
     """
-    n_kept = part.stat().st_size if part.exists() else 0
+    if name == DIGITS:
+        load_digits()
+        return []
+    if name not in SOURCES:
+        raise unknown(name, NAMES, f"{name or repr('')}: no such data set")
+    source, data_dir = SOURCES[name], Path(data_dir)
+    mirrors = source.mirrors if mirrors is None else mirrors
+    if isinstance(mirrors, str) or not mirrors:
+        raise ValueError(f"mirrors is {mirrors!r}, it must be a list of at least one address")
+    again, done, total, paths = source.remedy(data_dir), 0, sum(file.n_bytes for file in source.files), []
+
+    def show(n_bytes: int) -> None:  # mirrors compress a little differently, hence the minimum
+        if progress is not None:
+            progress(min(done + n_bytes, total), total)
+
+    for file in source.files:
+        path = source.locate(file, data_dir)
+        if path is None or not _is_right(path, file):
+            path = source.home(data_dir) / f"{file.name}.gz"
+            try:
+                files.write_bytes(path, _fetch(file, mirrors, show))
+            except DownloadFailed as error:
+                advice = f"Check the network connection; {again} tries again. Or copy the file into {path.parent}."
+                raise DownloadFailed(f"{error}\n{advice}") from None
+            except OSError as error:
+                reason = f"{path} could not be written ({error.strerror})"
+                raise OSError(f"{reason}; when it can, {again} downloads what is missing") from error
+        done += file.n_bytes
+        show(0)
+        paths.append(path)
+    return paths
+
+
+def _is_right(path: Path, file: SourceFile) -> bool:
     try:
-        response = _open(url, n_kept)
-    except urllib.error.HTTPError as error:
-        error.close()
-        if error.code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and n_kept:
-            return True  # nothing is left to fetch: whether the file is right is for the checksum to say
-        raise TransferFailed(f"the server answered {error.code} {error.reason}") from None
-    with response:
-        n_kept = _first_byte(response, n_kept)
-        length = response.headers.get("Content-Length", "")
-        total = n_kept + int(length) if length.isdigit() else None
-        part.parent.mkdir(parents=True, exist_ok=True)
-        n_bytes = _write(response, part, n_kept, total, progress)
-    if total is not None and n_bytes < total:
-        raise TransferFailed(f"the connection ended after {n_bytes:,} of {total:,} bytes")
-    return n_kept > 0
+        read_idx(path, len(file.shape), published=file)
+    except BadFile:
+        return False
+    return True
 
 
-def _open(url: str, n_kept: int) -> Any:
-    request = urllib.request.Request(url, headers={"Range": f"bytes={n_kept}-"} if n_kept else {})
-    try:
-        return urllib.request.urlopen(request, timeout=_TIMEOUT)
-    except urllib.error.HTTPError:
-        raise
-    except (OSError, http.client.HTTPException) as error:
-        raise TransferFailed(f"no connection ({getattr(error, 'reason', error)})") from None
+def _fetch(file: SourceFile, mirrors: Sequence[str], progress: Callable[[int], None]) -> bytes:
+    """The content of a file from the first mirror that has it as published."""
+    import pooch
 
-
-def _first_byte(response: Any, n_kept: int) -> int:
-    """Which byte of the file comes first in an answer: 0 from a server that ignores what was asked."""
-    if response.status != HTTPStatus.PARTIAL_CONTENT:
-        return 0
-    extent = response.headers.get("Content-Range", "")
-    if not extent.startswith(f"bytes {n_kept}-"):
-        raise TransferFailed(f"the server was asked for the bytes from {n_kept:,} and sent {extent or 'others'!r}")
-    return n_kept
-
-
-def _write(response: Any, part: Path, n_kept: int, total: int | None, progress: Progress) -> int:
-    """Append what arrives to the first ``n_kept`` bytes; gives how many there are then."""
-    n_bytes = n_kept
-    progress(n_bytes, total)
-    with part.open("ab" if n_kept else "wb") as file:
-        for chunk in _chunks(response):
-            n_bytes += file.write(chunk)
-            progress(n_bytes, total)
-        file.flush()
-        os.fsync(file.fileno())  # its renaming must not reach the disk before its content
-    return n_bytes
-
-
-def _chunks(response: Any) -> Iterator[bytes]:
-    # The errors of the network alone: a full disk is no reason to try another server.
-    while True:
+    download = pooch.HTTPDownloader(chunk_size=_CHUNK, timeout=_TIMEOUT)
+    reasons = []
+    for mirror in mirrors:
+        url, arrived = f"{mirror.rstrip('/')}/{file.name}.gz", _Arrived(file, progress)
         try:
-            chunk = response.read1(_CHUNK)  # what is there, so that little is lost when it ends
-        except (OSError, http.client.HTTPException) as error:
-            raise TransferFailed(f"the connection broke ({error})") from None
-        if not chunk:
-            return
-        yield chunk
+            download(url, arrived, None)
+            # Not pooch's checksum, which is that of the compressed file: mirrors compress differently.
+            read_idx(Path(url), len(file.shape), published=file, opened=io.BytesIO(arrived.getvalue()))
+        except BadFile as error:
+            reasons.append(f"{url}: the download {error.reason}")
+        except OSError as error:  # of the network: nothing is on the disk yet
+            reasons.append(f"{url}: {_innermost(error)}")
+        else:
+            return arrived.getvalue()
+    raise DownloadFailed("\n".join([f"{file.name}.gz could not be downloaded.", *reasons]))
+
+
+class _Arrived(io.BytesIO):
+    """What has arrived of a file; a server that sends more than it can have is cut off."""
+
+    def __init__(self, file: SourceFile, progress: Callable[[int], None]) -> None:
+        super().__init__()
+        self.most, self.progress = file.n_bytes + math.prod(file.shape), progress
+
+    def write(self, chunk: Any) -> int:
+        n_written = super().write(chunk)
+        if self.tell() > self.most:
+            raise BadFile(Path(), f"has more than {self.most:,} bytes, which are too many")
+        self.progress(self.tell())
+        return n_written
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """What an error was caused by in the first place: requests wraps "Connection refused" three times."""
+    cause = error.__cause__ or error.__context__
+    return error if cause is None else _innermost(cause)

@@ -1,4 +1,4 @@
-"""Making the files of a signal game from a folder of images."""
+"""Computing the files of a signal game from a folder of images."""
 
 from __future__ import annotations
 
@@ -7,21 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsum_experiments.data.npz import FILES
-from sparsum_experiments.data.permutation import fixed_permutation
-from sparsum_experiments.data.pictures import is_picture, read_picture
+from sparsum_experiments.data.features import FILES
+from sparsum_experiments.data.images import fixed_permutation
+from sparsum_experiments.files import printable
 
-
-class _Picture(NamedTuple):
-    path: Path
-    concept: int
-    is_test: bool
+_ENDINGS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 
 def make_features(
@@ -35,70 +30,92 @@ def make_features(
     device: torch.device | str = "cpu",
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Path, Path]:
-    """Write ``train.npz`` and ``test.npz`` for `load_games`: what a network makes of images.
+    """Write ``train.npz`` and ``test.npz`` for `load_games`: the features that a network computes from images.
 
-    Images are cut to a square around their middle, scaled to ``size`` and given as red, green and blue from 0 to 1; a
-    network that wants them otherwise, say with the mean subtracted, does that itself. On the command line it is
+    Images are cropped to a square around their centre, scaled to ``size`` and passed as red, green and blue from 0 to 1; a
+    network that expects anything else, such as a subtracted mean, does that itself. On the command line it is
     ``sparsum data features FOLDER OUT --network module:function``.
 
     Args:
         folder: one sub-folder for each concept, named like it, with its images at any depth.
         network: from (n, 3, size, size), float32 on ``device``, to features (n, d); a module is put in evaluation mode.
-        out: the folder for the two files, which are replaced if they are there.
-        size: height and width that the network gets.
+        out: the folder for the two files, which are replaced if they exist.
+        size: height and width of the images that the network gets.
         batch_size: how many images it gets at a time.
         test_fraction: the part of each concept's images, at least one, that a fixed permutation puts into ``test.npz``.
         device: where the network is.
-        progress: called with the number of images done and that of all.
-
-    Returns:
-        The two files.
+        progress: called with the number of images done and the total.
 
     Raises:
         ImportError: without Pillow, which reads the images.
-        FileNotFoundError: if there is no such folder.
-        ValueError: if it has no concepts, too few images, an image that cannot be read; if the network gives no features.
+        OSError: if the folder does not exist, or the files cannot be written.
+        ValueError: if there are too few images, one cannot be read, or the network does not return features.
     """
     if size < 1 or batch_size < 1:
         raise ValueError(f"size is {size} and batch_size {batch_size}, both must be at least 1")
     if not 0 < test_fraction < 1:
         raise ValueError(f"test_fraction is {test_fraction}, it must be between 0 and 1")
-    concepts, pictures = _list(Path(folder), test_fraction)
+    concepts, paths, y, is_test = _list(Path(folder), test_fraction)
     batches: list[Tensor] = []
     with torch.no_grad(), _evaluating(network):
-        for some in _batches(pictures, batch_size):
-            images = torch.stack([read_picture(picture.path, size) for picture in some])
+        for start in range(0, len(paths), batch_size):
+            some = paths[start : start + batch_size]
+            images = torch.stack([_read_picture(path, size) for path in some])
             batches.append(_checked(network(images.to(device)), some, batches))
             if progress is not None:
-                progress(sum(map(len, batches)), len(pictures))
-    return _save(Path(out), torch.cat(batches).numpy(), pictures, concepts)
+                progress(start + len(some), len(paths))
+    x = torch.cat(batches).numpy()
+    return _save(Path(out), [(x[chosen], y[chosen]) for chosen in (~is_test, is_test)], np.array(concepts))
 
 
-def _list(folder: Path, test_fraction: float) -> tuple[list[str], list[_Picture]]:
-    """The names of the concepts and all their images."""
+def _list(folder: Path, test_fraction: float) -> tuple[list[str], list[Path], np.ndarray, np.ndarray]:
+    """The names of the concepts; the path of each image, its concept and whether it is for the test."""
     if not folder.is_dir():
-        raise FileNotFoundError(f"there is no folder {folder}")
+        raise FileNotFoundError(f"the folder {folder} does not exist")
     concepts = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not concepts:
-        raise ValueError(f"{folder} has no sub-folders, wanted is one for each concept")
-    pictures = []
+        raise ValueError(f"{folder} has no sub-folders, expected one for each concept")
+    paths, y, is_test = [], [], []
     for concept, name in enumerate(concepts):
-        paths = sorted(path for path in (folder / name).rglob("*") if is_picture(path))
-        if len(paths) < 2:
-            raise ValueError(f"{folder / name} has {len(paths)} images, at least 2 are needed: for training and for test")
-        n_test = min(max(1, round(test_fraction * len(paths))), len(paths) - 1)
-        tests = set(fixed_permutation(len(paths), "features", name)[:n_test].tolist())
-        pictures += [_Picture(path, concept, i in tests) for i, path in enumerate(paths)]
-    return concepts, pictures
+        if printable(name) != name:
+            raise ValueError(f"{folder} has a sub-folder {name!a}, whose name cannot be printed: rename it")
+        found = sorted(path for path in (folder / name).rglob("*") if _is_picture(path))
+        if len(found) < 2:
+            raise ValueError(
+                f"{folder / name} has {len(found)} image(s), expected at least 2: for training and for the test"
+            )
+        n_test = min(max(1, round(test_fraction * len(found))), len(found) - 1)
+        tests = set(fixed_permutation(len(found), "features", name)[:n_test].tolist())
+        paths += found
+        y += [concept] * len(found)
+        is_test += [i in tests for i in range(len(found))]
+    return concepts, paths, np.array(y), np.array(is_test)
 
 
-def _batches(pictures: Sequence[_Picture], size: int) -> Iterator[Sequence[_Picture]]:
-    return (pictures[start : start + size] for start in range(0, len(pictures), size))
+def _is_picture(path: Path) -> bool:
+    """Whether a path is that of an image, by its ending; other files, and hidden ones, are ignored."""
+    return path.suffix.lower() in _ENDINGS and not path.name.startswith(".") and path.is_file()
+
+
+def _read_picture(
+    path: Path,
+    size: int,
+) -> Tensor:  # shape: (3, size, size), float32
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise ImportError("images are read with Pillow, which is not installed: `pip install pillow`") from error
+    try:
+        with Image.open(path) as image:
+            fitted = ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.BICUBIC)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # what Pillow raises for bad files
+        raise ValueError(f"{path} cannot be read as an image ({error})") from None
+    return torch.from_numpy(np.array(fitted)).permute(2, 0, 1) / 255
 
 
 @contextmanager
 def _evaluating(network: object) -> Iterator[None]:
-    """A module in evaluation mode for a while, and then as it was; other functions stay as they are."""
+    """Put a module in evaluation mode, and back afterwards; other functions are left alone."""
     modules = list(network.modules()) if isinstance(network, torch.nn.Module) else []
     modes = [module.training for module in modules]
     try:
@@ -110,40 +127,35 @@ def _evaluating(network: object) -> Iterator[None]:
             module.training = mode
 
 
-def _checked(
-    features: Tensor,
-    pictures: Sequence[_Picture],
-    earlier: Sequence[Tensor],
-) -> Tensor:  # shape: (n, d), float32, on the CPU
-    """What a network gave, if it is one vector for each image, as long as the earlier ones."""
-    if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(pictures):
+def _checked(features: Tensor, paths: Sequence[Path], earlier: Sequence[Tensor]) -> Tensor:
+    """What a network returned, on the CPU, if it is one usable vector for each image, as long as the earlier ones."""
+    if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(paths):
         found = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-        raise ValueError(f"network gave {found} for {len(pictures)} images, wanted is a tensor ({len(pictures)}, d)")
+        raise ValueError(f"network returned {found} for {len(paths)} images, expected a tensor ({len(paths)}, d)")
     if earlier and features.shape[1] != earlier[0].shape[1]:
-        raise ValueError(f"network gave {features.shape[1]} features, and {earlier[0].shape[1]} before")
+        raise ValueError(f"network returned {features.shape[1]} features, and {earlier[0].shape[1]} before")
     features = features.float().cpu()
     is_bad = ~features.isfinite().all(1) | (features == 0).all(1)
     if is_bad.any():
-        picture = pictures[int(is_bad.nonzero()[0, 0])]
-        raise ValueError(f"network gave features that are not finite, or all zero, for {picture.path}")
+        path = paths[int(is_bad.nonzero()[0, 0])]
+        raise ValueError(f"network returned features that are not finite, or all zero, for {path}")
     return features
 
 
-def _save(out: Path, x: np.ndarray, pictures: Sequence[_Picture], concepts: Sequence[str]) -> tuple[Path, Path]:
-    y = np.array([picture.concept for picture in pictures])
-    is_test = np.array([picture.is_test for picture in pictures])
-    out.mkdir(parents=True, exist_ok=True)
+def _save(out: Path, contents: Sequence[tuple[np.ndarray, np.ndarray]], names: np.ndarray) -> tuple[Path, Path]:
     paths = out / FILES[0], out / FILES[1]
     parts = [path.with_name(f"{path.name}.part") for path in paths]
     try:
-        for part, chosen in zip(parts, (~is_test, is_test), strict=True):
+        out.mkdir(parents=True, exist_ok=True)
+        for part, (x, y) in zip(parts, contents, strict=True):
             with part.open("wb") as file:
-                np.savez(file, x=x[chosen], y=y[chosen], names=np.array(concepts))
+                np.savez(file, x=x, y=y, names=names)
                 file.flush()
                 os.fsync(file.fileno())
-        # Both are complete before either gets its name.
-        for part, path in zip(parts, paths, strict=True):
+        for part, path in zip(parts, paths, strict=True):  # both are complete before either gets its name
             os.replace(part, path)
+    except OSError as error:
+        raise OSError(f"{out}: {' and '.join(FILES)} could not be written ({error.strerror or error})") from error
     finally:
         for part in parts:
             part.unlink(missing_ok=True)

@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from os import PathLike
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike, fspath
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sparsum_experiments.data.digits import DIGITS, DIGITS_SHAPE, N_DIGITS_LEVELS, split_digits
-from sparsum_experiments.data.locate import read
-from sparsum_experiments.data.permutation import fixed_permutation
-from sparsum_experiments.data.sources import SOURCES, Source, SourceFile
+from sparsum_experiments.data.idx import Idx, digest, read_idx
+from sparsum_experiments.data.sources import DIGITS, IDX_FILES, SOURCES, BadFile, Source, SourceFile, find_folder, locate_idx
+from sparsum_experiments.seeds import seed_for
 
-#: How many images are held out for validation, and how many of the others are labelled, unless one says otherwise.
+#: The seed of every split. Another one would make results incomparable with those published for this one.
+SPLIT_SEED = 2020
+#: Data sets of images that are known by name.
+NAMES = (DIGITS, *SOURCES)
+#: How many images are held out for validation, and how many of the others are labelled, by default.
 N_VALIDATION = {DIGITS: 300, "mnist": 10_000, "fashion-mnist": 10_000}
 N_LABELLED = {DIGITS: 100, "mnist": 5_000, "fashion-mnist": 5_000}
+_N_TEST_DIGITS = 300
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Some images with their labels.
-
-    Args:
-        x: grey levels.
-        y: classes, 0 to 9.
-    """
+    """Some images and their classes, 0 to 9."""
 
     x: Tensor  # shape: (n, n_pixels), uint8
     y: Tensor  # shape: (n,), int64
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def __getitem__(self, chosen: slice | Tensor) -> Split:
+        return Split(self.x[chosen], self.y[chosen])
 
     def to(self, device: torch.device | str) -> Split:
         """The same on a device."""
@@ -41,25 +45,16 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """A data set of images.
-
-    Args:
-        name: of the data set.
-        shape: height and width of an image, whose pixels stand row after row.
-        n_levels: how many grey levels there are.
-        train: what is trained on.
-        validation: what models are chosen by; none of it is in ``train``.
-        test: what is reported.
-        is_labelled: for which images of ``train`` a semisupervised model may look at the label.
-    """
+    """A data set of images; its splits are disjoint."""
 
     name: str
-    shape: tuple[int, int]
+    shape: tuple[int, int]  # height and width of an image, whose pixels are stored row by row
     n_levels: int
     train: Split
     validation: Split
     test: Split
-    is_labelled: Tensor  # shape: (n_train,), bool
+    is_labelled: Tensor  # shape: (n_train,), bool; a semisupervised model may see these labels
+    digests: Mapping[str, str] = field(default_factory=dict)  # of the uncompressed files, by name
 
     @property
     def n_pixels(self) -> int:
@@ -73,7 +68,7 @@ class Images:
 
 
 def load_images(
-    name: str,
+    name_or_folder: str | PathLike[str],
     data_dir: str | PathLike[str],
     *,
     n_validation: int | None = None,
@@ -82,54 +77,143 @@ def load_images(
 ) -> Images:
     """Images with a split that never changes.
 
-    A fixed permutation orders the images that are not for the test. The last ``n_validation`` are held out, and the first
-    ``n_labelled`` of the others are labelled: more validation data takes nothing from the labelled ones, and more labelled
+    A fixed permutation orders the images that are not test data. The last ``n_validation`` are held out, and the first
+    ``n_labelled`` of the others are labelled: more validation data leaves the labelled ones as they are, and more labelled
     ones include the fewer.
+
+    A folder holds the four files of MNIST by their names, compressed or not. If they are those of a published data set, it
+    is that data set; otherwise it is one of your own, named after the folder, with images of any size.
 
     >>> images = load_images("digits", "data")
     >>> len(images.train), len(images.validation), len(images.test), int(images.is_labelled.sum())
     (1197, 300, 300, 100)
 
     Args:
-        name: ``digits``, which comes with scikit-learn, ``mnist`` or ``fashion-mnist``.
+        name_or_folder: ``digits``, ``mnist``, ``fashion-mnist``, a folder, or the name of a folder in ``data_dir``.
         data_dir: where the files are, or a folder of the data set's name with the files.
-        n_validation: how many images are held out; 300 of the digits and 10,000 of the others by default.
-        n_labelled: how many are labelled; 100 of the digits and 5,000 of the others by default, or all if they are fewer.
-        device: where the tensors shall be.
+        n_validation: by default 300 of the digits, otherwise 10,000, but at most a sixth of a data set of your own.
+        n_labelled: by default 100 of the digits, otherwise 5,000, but at most a tenth of a data set of your own.
+        device: where the tensors will be.
 
     Raises:
-        FileNotFoundError: if a file is missing; it says where it was looked for and how to get it.
-        ValueError: if a file is not the published one, or an argument makes no sense.
+        UsageError: if there is neither a data set nor a folder of this name.
+        FileNotFoundError: if a file is missing; the message says where it was searched for and how to get it.
+        ValueError: if a file is not the published one, or an argument is out of range.
     """
+    name = fspath(name_or_folder)
     if name == DIGITS:
-        rest, test = split_digits()
-        (height, width), n_levels = DIGITS_SHAPE, N_DIGITS_LEVELS
-    elif name in SOURCES:
-        rest, test = _published(SOURCES[name], Path(data_dir))
-        (_, height, width), n_levels = SOURCES[name].train[0].shape, 256
+        digits, digest_of_all = load_digits()
+        digits = digits[fixed_permutation(len(digits), DIGITS)]
+        rest, test = digits[:-_N_TEST_DIGITS], digits[-_N_TEST_DIGITS:]
+        shape, n_levels, digests = (8, 8), 17, {DIGITS: digest_of_all}
     else:
-        raise ValueError(f"name is {name!r}, there are images of {', '.join((DIGITS, *SOURCES))}")
-    n_train = len(rest[1]) - _count("n_validation", n_validation, N_VALIDATION[name], least=1, most=len(rest[1]) - 1)
-    n_labelled = _count("n_labelled", n_labelled, min(N_LABELLED[name], n_train), least=0, most=n_train)
-    train, validation = Split(rest[0][:n_train], rest[1][:n_train]), Split(rest[0][n_train:], rest[1][n_train:])
+        name, files = _read_files(name, Path(data_dir))
+        rest, test = (Split(x.array.flatten(1), y.array.to(torch.int64)) for x, y in (files[:2], files[2:]))
+        rest = rest[fixed_permutation(len(rest), name)]
+        shape, n_levels = (files[0].array.shape[1], files[0].array.shape[2]), 256
+        digests = {file: read.digest for file, read in zip(IDX_FILES, files, strict=True)}
+    usual = N_VALIDATION.get(name, max(1, min(10_000, len(rest) // 6)))
+    n_train = len(rest) - _count("n_validation", n_validation, usual, least=1, most=len(rest) - 1)
+    usual = min(N_LABELLED.get(name, max(1, min(5_000, n_train // 10))), n_train)
+    n_labelled = _count("n_labelled", n_labelled, usual, least=0, most=n_train)
     is_labelled = torch.arange(n_train) < n_labelled
-    return Images(name, (height, width), n_levels, train, validation, Split(*test), is_labelled).to(device)
+    images = Images(name, shape, n_levels, rest[:n_train], rest[n_train:], test, is_labelled, digests)
+    return images.to(device)
 
 
-def _published(source: Source, data_dir: Path) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Training data in the order of the fixed permutation, and test data."""
+def canonical_name(data: str, data_dir: str | PathLike[str]) -> str:
+    """The name of the data set that an option ``--data`` stands for, which for a folder depends on the files in it.
 
-    def read_pair(images: SourceFile, labels: SourceFile) -> tuple[Tensor, Tensor]:
-        return read(source, images, data_dir).flatten(1), read(source, labels, data_dir).to(torch.int64)
+    >>> canonical_name("digits", "data")
+    'digits'
+    """
+    if data in NAMES:
+        return data
+    folder = find_folder(data, Path(data_dir), NAMES)
+    return _read_files(data, Path(data_dir))[0] if has_images(folder) else folder.resolve().name
 
-    x, y = read_pair(*source.train)
-    order = fixed_permutation(len(y), source.name)
-    return (x[order], y[order]), read_pair(*source.test)
+
+def has_images(folder: Path) -> bool:
+    """Whether a folder has any of the files of a data set of images."""
+    return any(locate_idx(folder, name) for name in IDX_FILES)
+
+
+def load_digits() -> tuple[Split, str]:
+    """The 1,797 images with levels 0 to 16, in the order of scikit-learn, and their digest."""
+    try:
+        from sklearn import datasets
+    except ImportError as error:
+        message = "the digits come with scikit-learn, which is not installed: `pip install scikit-learn`"
+        raise ImportError(message) from error
+    x, y = datasets.load_digits(return_X_y=True)
+    x, y = x.astype(np.uint8), y.astype(np.int64)
+    return Split(torch.from_numpy(x), torch.from_numpy(y)), digest(x.tobytes() + y.tobytes())
+
+
+def fixed_permutation(n: int, *purpose: str) -> Tensor:  # shape: (n,), int64
+    """The permutation of n elements for a purpose, the same with every version of torch and numpy.
+
+    It sorts the raw output of a generator whose stream numpy guarantees, which `torch.randperm` does not.
+
+    >>> fixed_permutation(6, "an example")
+    tensor([1, 0, 3, 5, 4, 2])
+    """
+    keys = np.random.PCG64(seed_for(SPLIT_SEED, "split", *purpose)).random_raw(n)
+    return torch.from_numpy(np.argsort(keys, kind="stable").astype(np.int64))
+
+
+def _read_files(name: str, data_dir: Path) -> tuple[str, list[Idx]]:
+    """The name of a data set and its four files."""
+    if name in SOURCES:
+        return name, [_read_published(SOURCES[name], file, data_dir) for file in SOURCES[name].files]
+    folder = find_folder(name, data_dir, NAMES)
+    files = [_read_own(folder, file, n_dims) for file, n_dims in IDX_FILES.items()]
+    for source in SOURCES.values():
+        if [file.md5 for file in files] == [file.md5 for file in source.files]:
+            return source.name, files
+    _check_own(folder, [file.array for file in files])
+    return folder.resolve().name, files
+
+
+def _read_published(source: Source, file: SourceFile, data_dir: Path) -> Idx:
+    path, remedy = source.locate(file, data_dir), source.remedy(data_dir)
+    if path is None:
+        places = " and ".join(map(str, source.folders(data_dir)))
+        raise FileNotFoundError(f"{file.name}.gz of {source.name} is not in {places}: {remedy} downloads it")
+    try:
+        return read_idx(path, len(file.shape), published=file)
+    except BadFile as error:
+        raise ValueError(f"{error}; {remedy} downloads the right one") from None
+
+
+def _read_own(folder: Path, file: str, n_dims: int) -> Idx:
+    path = locate_idx(folder, file)
+    if path is None:
+        wanted = ", ".join(IDX_FILES)
+        raise FileNotFoundError(
+            f"{folder} has no {file}: a data set of images needs the IDX files {wanted}, or each with .gz"
+        )
+    return read_idx(path, n_dims)
+
+
+def _check_own(folder: Path, arrays: Sequence[Tensor]) -> None:
+    """Refuse files that do not belong together, and names that would make results look like those of published data."""
+    (x, y, x_test, y_test), name = arrays, folder.resolve().name
+    if name in NAMES:
+        raise ValueError(f"{folder} is named {name} and does not hold the published files of {name}: rename the folder")
+    for split, n_images, n_labels in (("train", len(x), len(y)), ("t10k", len(x_test), len(y_test))):
+        if n_images != n_labels:
+            raise ValueError(f"{folder}: the {split} files have {n_images:,} images and {n_labels:,} labels")
+    if x.shape[1:] != x_test.shape[1:]:
+        sizes = " and ".join(f"{array.shape[1]} x {array.shape[2]}" for array in (x, x_test))
+        raise ValueError(f"{folder}: images for training and test have different sizes, {sizes}")
+    if len(x) < 2:
+        raise ValueError(f"{folder}: there is 1 image for training and validation, at least 2 are needed")
 
 
 def _count(name: str, value: int | None, default: int, *, least: int, most: int) -> int:
     if value is None:
         value = default
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ValueError(f"{name} is {value!r}, it must be a whole number from {least} to {most:,}")
+        raise ValueError(f"{name} is {value!r}, it must be an integer from {least} to {most:,}")
     return value

@@ -8,28 +8,20 @@ import shlex
 from collections.abc import Iterable
 from typing import Any
 
-import pydantic
-
 from sparsum_experiments.errors import UsageError
 from sparsum_experiments.files import write_bytes
-from sparsum_experiments.options import explain
 from sparsum_experiments.registry import check_method, place_options, uses, with_defaults
 from sparsum_experiments.report.latent import NoView, latent_of_run
 from sparsum_experiments.runs import (
     LATENT_FOLDER,
     Record,
     Run,
-    RunFolder,
-    columns_of,
     read_folders,
     read_records,
+    record_of,
     records_file,
-    rounded,
     write_records,
 )
-
-# Which metrics of an epoch are kept.
-_EPOCH = ("train", "validation", "calls", "seconds")
 
 
 def record_runs(
@@ -68,7 +60,9 @@ def record_runs(
     for run in runs if not problems else ():
         if run.experiment not in kept:
             file = records_file(out, run.experiment)
-            kept[run.experiment] = {(each.name, each.seed): each for each in (read_records(file) if file.exists() else ())}
+            found, broken = read_records(file) if file.exists() else ([], [])
+            kept[run.experiment] = {(each.name, each.seed): each for each in found}
+            problems += broken
         record, others = record_of(run, variant), kept[run.experiment]
         settings = new.setdefault((run.experiment, record.name), [])
         other = others.get((record.name, record.seed))
@@ -99,35 +93,6 @@ def _what_is_missing(run: Run) -> str:
     if not run.is_finished:
         return f"{run.path} is not finished: it has {len(run.lines)} of {run.args['epochs']} epochs"
     return "" if run.test else f"{run.path} is not evaluated: run sparsum evaluate {shlex.quote(str(run.path))}"
-
-
-def record_of(run: Run, variant: str = "") -> Record:
-    """The record of a run, with as many digits as mean something.
-
-    Raises:
-        ValueError: if a metric is not finite, so that JSON cannot hold it.
-    """
-    hidden = place_options(run.experiment) - {"seed"}
-    config = {name: value for name, value in run.args.items() if name not in hidden}
-    config["data"] = pathlib.Path(str(config["data"])).name
-    about = RunFolder(run.path).config()
-    test = {name: value for name, value in RunFolder(run.path).evaluation().items() if name != "epochs"}
-    content = {
-        "experiment": run.experiment,
-        "method": run.args["method"],
-        "bits": run.args.get("bits"),
-        "variant": variant or None,
-        "seed": run.args["seed"],
-        "config": config,
-        "epochs": columns_of([{name: line[name] for name in _EPOCH if name in line} for line in run.lines]),
-        "test": test,
-        "seconds": run.seconds,
-        "versions": {"git": about.git, "machine": about.machine, **about.versions},
-    }
-    try:
-        return Record.model_validate(rounded(content))
-    except pydantic.ValidationError as error:
-        raise ValueError(f"{run.path}: {explain(error, str)}") from None
 
 
 def _settings(record: Record) -> dict[str, Any]:

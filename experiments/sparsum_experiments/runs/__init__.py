@@ -11,11 +11,11 @@ from sparsum_experiments.runs.run import read_evaluation as read_evaluation
 from sparsum_experiments.runs.run import read_folders as read_folders
 from sparsum_experiments.runs.run import read_run as read_run
 from sparsum_experiments.runs.run import read_runs as read_runs
+from sparsum_experiments.runs.run import record_of as record_of
 from sparsum_experiments.runs.run import rounded as rounded
 from sparsum_experiments.runs.run import without_errors as without_errors
 from sparsum_experiments.runs.schema import Config as Config
 from sparsum_experiments.runs.schema import EpochMetrics as EpochMetrics
 from sparsum_experiments.runs.schema import Record as Record
 from sparsum_experiments.runs.schema import RunArgs as RunArgs
-from sparsum_experiments.runs.schema import columns_of as columns_of
 from sparsum_experiments.runs.writer import RunWriter as RunWriter

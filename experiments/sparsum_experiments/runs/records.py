@@ -20,7 +20,7 @@ from sparsum_experiments.runs.schema import Record, check
 
 LATENT_FOLDER = "latent"
 # A small file can unpack to any size; no file of records comes near it.
-_MAX_BYTES = 2**29
+MAX_BYTES = 2**29
 
 
 def records_file(folder: pathlib.Path, experiment: str) -> pathlib.Path:
@@ -28,29 +28,33 @@ def records_file(folder: pathlib.Path, experiment: str) -> pathlib.Path:
     return folder / f"{experiment}.jsonl.gz"
 
 
-def read_records(file: pathlib.Path) -> list[Record]:
-    """All records of a file.
+def read_records(file: pathlib.Path, max_bytes: int = MAX_BYTES) -> tuple[list[Record], list[str]]:
+    """All records of a file, and a sentence for each line that is not one.
 
     Raises:
-        ValueError: if it holds anything else; the message names the file and the line.
+        ValueError: if it is not a gzip file; the message names it.
     """
-    lines = _unpacked(file).splitlines()
-    places = [f"line {number} of {file}" for number in range(1, len(lines) + 1)]
-    return [
-        check(Record.model_validate, _nested(parse_json(line, place)), place)
-        for line, place in zip(lines, places, strict=True)
-    ]
+    records, problems = [], []
+    for number, line in enumerate(_unpacked(file, max_bytes).splitlines(), start=1):
+        where = f"line {number} of {file}"
+        try:
+            records.append(check(Record.model_validate, _nested(parse_json(line, where)), where))
+        except ValueError as error:
+            problems.append(str(error))
+    return records, problems
 
 
-def _unpacked(file: pathlib.Path) -> bytes:
+def _unpacked(file: pathlib.Path, max_bytes: int) -> bytes:
     unpacker = zlib.decompressobj(wbits=31)
     try:
-        content = unpacker.decompress(read_bytes(file), _MAX_BYTES)
+        content = unpacker.decompress(read_bytes(file), max_bytes)
     except zlib.error as error:
         raise ValueError(f"{file} is not a gzip file, or corrupted: {error}") from None
     if not unpacker.eof:
-        what = f"unpacks to more than {_MAX_BYTES:,} bytes" if unpacker.unconsumed_tail else "is cut short"
+        what = f"unpacks to more than {max_bytes:,} bytes" if unpacker.unconsumed_tail else "is cut short"
         raise ValueError(f"{file} {what}")
+    if unpacker.unused_data:
+        raise ValueError(f"{file} has {len(unpacker.unused_data):,} bytes after its end")
     return content
 
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import pathlib
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pydantic
+
+from sparsum_experiments.options import explain
+from sparsum_experiments.registry import place_options
 from sparsum_experiments.runs.folder import RunFolder
 from sparsum_experiments.runs.records import LATENT_FOLDER, read_records
-from sparsum_experiments.runs.schema import Config, Metrics, Record
+from sparsum_experiments.runs.schema import Config, Metrics, Record, columns_of
 
 # How many samples an evaluation drew, and how many images were annealed.
 _COUNTS = ("n_samples", "n_annealed")
+# Which metrics of an epoch are kept in records.
+_EPOCH = ("train", "validation", "calls", "seconds")
 # How many digits of a number mean something, and are kept in records.
 _DIGITS = 6
 
@@ -138,34 +144,28 @@ def _from_record(file: pathlib.Path, record: Record) -> Run:
 
 def read_folders(places: Iterable[pathlib.Path]) -> tuple[list[Run], list[str]]:
     """All runs with a folder in or below some folders, and what is wrong with those that cannot be read."""
-    return _read_all([(path, lambda path: [read_run(path)]) for path in find_runs(places)])
+    runs: list[Run] = []
+    problems: list[str] = []
+    for path in find_runs(places):
+        try:
+            runs.append(read_run(path))
+        except (ValueError, OSError) as error:
+            problems.append(str(error))
+    return runs, problems + [run.problem for run in runs if run.problem]
 
 
 def read_runs(places: Iterable[pathlib.Path]) -> tuple[list[Run], list[str]]:
     """All runs and records in or below some folders, and what is wrong with those that cannot be read."""
     places = list(places)
     runs, problems = read_folders(places)
-    kept, others = _read_all([(file, _read_file) for file in sorted(_files(places, "*.jsonl.gz"))])
-    return runs + kept, problems + others
-
-
-def _read_file(file: pathlib.Path) -> list[Run]:
-    return [_from_record(file, record) for record in read_records(file)]
-
-
-def _read_all(
-    sources: Iterable[tuple[pathlib.Path, Callable[[pathlib.Path], list[Run]]]],
-) -> tuple[list[Run], list[str]]:
-    runs: list[Run] = []
-    problems: list[str] = []
-    for path, read in sources:
+    for file in sorted(_files(places, "*.jsonl.gz")):
         try:
-            found = read(path)
+            records, broken = read_records(file)
         except (ValueError, OSError) as error:
             problems.append(str(error))
             continue
-        runs += found
-        problems += [run.problem for run in found if run.problem]
+        runs += [_from_record(file, record) for record in records]
+        problems += broken
     return runs, problems
 
 
@@ -207,6 +207,35 @@ def without_errors(metrics: Metrics) -> Metrics:
     """The metrics of an evaluation alone."""
     hidden = {f"{name}_se" for name in metrics} | {"epochs", *_COUNTS}
     return {name: value for name, value in metrics.items() if name not in hidden}
+
+
+def record_of(run: Run, variant: str = "") -> Record:
+    """The record of a run, with as many digits as mean something.
+
+    Raises:
+        ValueError: if a metric is not finite, so that JSON cannot hold it.
+    """
+    hidden = place_options(run.experiment) - {"seed"}
+    config = {name: value for name, value in run.args.items() if name not in hidden}
+    config["data"] = pathlib.Path(str(config["data"])).name
+    about = RunFolder(run.path).config()
+    test = {name: value for name, value in RunFolder(run.path).evaluation().items() if name != "epochs"}
+    content = {
+        "experiment": run.experiment,
+        "method": run.args["method"],
+        "bits": run.args.get("bits"),
+        "variant": variant or None,
+        "seed": run.args["seed"],
+        "config": config,
+        "epochs": columns_of([{name: line[name] for name in _EPOCH if name in line} for line in run.lines]),
+        "test": test,
+        "seconds": run.seconds,
+        "versions": {"git": about.git, "machine": about.machine, **about.versions},
+    }
+    try:
+        return Record.model_validate(rounded(content))
+    except pydantic.ValidationError as error:
+        raise ValueError(f"{run.path}: {explain(error, str)}") from None
 
 
 def rounded(value: Any) -> Any:

@@ -5,19 +5,57 @@ A run of any training loop that writes the first two can be reported; `sparsum_e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
+import pydantic_core
 
 from sparsum_experiments.options import explain
 
-#: Numbers, and not texts or truth values that could be taken for one.
-Whole = Annotated[int, pydantic.Strict(), pydantic.Field(ge=-(2**63), lt=2**63)]
-Number = Whole | Annotated[float, pydantic.Strict()]
-Finite = Whole | Annotated[float, pydantic.Strict(), pydantic.AllowInfNan(False)]
-Count = Annotated[int, pydantic.Strict(), pydantic.Field(ge=0, lt=2**63)]
+# The largest integers that every reader of JSON understands.
+_LIMIT = 2**63
+
+
+def _number(value: Any) -> Any:
+    """An int or a float, and not a text or a truth value that could be taken for one."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or (isinstance(value, int) and abs(value) > _LIMIT):
+        raise pydantic_core.PydanticCustomError("number", "must be a number")
+    return value
+
+
+def _finite(value: Any) -> Any:
+    if not math.isfinite(_number(value)):
+        raise pydantic_core.PydanticCustomError("finite", "must be a finite number")
+    return value
+
+
+def _option(value: Any) -> Any:
+    """What an option can be."""
+    return value if isinstance(value, str | bool | list | None) else _finite(value)
+
+
+Number = Annotated[float, pydantic.PlainValidator(_number)]
+Finite = Annotated[float, pydantic.PlainValidator(_finite)]
+Whole = Annotated[int, pydantic.Strict(), pydantic.Field(ge=-_LIMIT, lt=_LIMIT)]
+Count = Annotated[int, pydantic.Strict(), pydantic.Field(ge=0, lt=_LIMIT)]
 Metrics = dict[str, Number]
+
+
+def _columns(columns: dict[str, Any]) -> dict[str, Any]:
+    """Lists of numbers, one level deep, all of the same length."""
+    lists = [each for values in columns.values() for each in (values.values() if isinstance(values, dict) else [values])]
+    if not all(isinstance(each, list) for each in lists):
+        raise ValueError("epochs must hold lists of numbers")
+    for each in lists:
+        for value in each:
+            _finite(value)
+    if len(lengths := sorted({len(each) for each in lists})) != 1:
+        raise ValueError(f"the lists of epochs have different lengths: {', '.join(map(str, lengths)) or 'there are none'}")
+    if not isinstance(columns.get("validation"), dict):
+        raise ValueError("epochs lacks validation")
+    return columns
 
 
 class RunArgs(pydantic.BaseModel):
@@ -30,6 +68,7 @@ class RunArgs(pydantic.BaseModel):
     seed: Whole
     epochs: Count
     bits: Count | None = None
+    __pydantic_extra__: dict[str, Annotated[Any, pydantic.PlainValidator(_option)]]
 
 
 class Config(pydantic.BaseModel):
@@ -111,7 +150,7 @@ class Record(pydantic.BaseModel):
     variant: str | None
     seed: int
     config: RunArgs
-    epochs: dict[str, list[Finite] | dict[str, list[Finite]]]
+    epochs: Annotated[dict[str, Any], pydantic.AfterValidator(_columns)]
     test: dict[str, Finite]
     seconds: Finite
     versions: dict[str, str | None]
@@ -121,11 +160,6 @@ class Record(pydantic.BaseModel):
         for key in ("method", "bits", "seed"):
             if getattr(self, key) != getattr(self.config, key):
                 raise ValueError(f"{key} is {getattr(self, key)!r}, but {getattr(self.config, key)!r} in the config")
-        lengths = {len(values) for columns in self.epochs.values() for values in _lists(columns)}
-        if len(lengths) != 1:
-            raise ValueError(f"the lists of epochs have different lengths: {', '.join(map(str, sorted(lengths)))}")
-        if not isinstance(self.epochs.get("validation"), dict):
-            raise ValueError("epochs lacks validation")
         return self
 
     @property
@@ -136,10 +170,6 @@ class Record(pydantic.BaseModel):
     def lines(self) -> list[dict[str, Any]]:
         """The metrics of each epoch."""
         return _rows(self.epochs)
-
-
-def _lists(columns: list[float] | dict[str, list[float]]) -> list[list[float]]:
-    return list(columns.values()) if isinstance(columns, dict) else [columns]
 
 
 def _rows(columns: Any) -> list[Any]:

@@ -66,13 +66,13 @@ def test_a_module_is_used_in_evaluation_mode(pictures: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("network", "words"),
     [
-        (lambda x: x, r"network gave \(64, 3, 4, 4\) for 64 images"),
-        (lambda x: x.mean((1, 2, 3)), r"network gave \(64,\)"),
-        (lambda x: None, "network gave NoneType"),
-        (lambda x: mean_colour(x)[1:], r"network gave \(63, 3\)"),
+        (lambda x: x, r"network returned \(64, 3, 4, 4\) for 64 images"),
+        (lambda x: x.mean((1, 2, 3)), r"network returned \(64,\)"),
+        (lambda x: None, "network returned NoneType"),
+        (lambda x: mean_colour(x)[1:], r"network returned \(63, 3\)"),
         (lambda x: mean_colour(x) * torch.nan, "not finite, or all zero, for .*concept 00/0.bmp"),
         (lambda x: mean_colour(x) * 0, "not finite, or all zero"),
-        (lambda x: x.flatten(1)[:, : len(x)], "network gave 32 features, and 48 before"),
+        (lambda x: x.flatten(1)[:, : len(x)], "network returned 32 features, and 48 before"),
     ],
 )
 def test_bad_networks(pictures: Path, tmp_path: Path, network: Any, words: str) -> None:
@@ -85,7 +85,7 @@ def test_bad_folders_and_arguments(pictures: Path, tmp_path: Path) -> None:
     def make(folder: Path, **arguments: Any) -> None:
         data.make_features(folder, mean_colour, tmp_path / "out", **arguments)
 
-    with pytest.raises(FileNotFoundError, match=r"no folder .*nowhere"):
+    with pytest.raises(FileNotFoundError, match=r"the folder .*nowhere does not exist"):
         make(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="has no sub-folders"):
         make(pictures / "concept 00")
@@ -99,8 +99,11 @@ def test_bad_folders_and_arguments(pictures: Path, tmp_path: Path) -> None:
     (pictures / "concept 02" / "3.PNG").write_bytes(b"\x89PNG\r\n\x1a\nno more")
     with pytest.raises(ValueError, match=r"concept 02/3\.PNG cannot be read as an image"):
         make(pictures)
-    (pictures / "empty").mkdir()
-    with pytest.raises(ValueError, match="empty has 0 images, at least 2"):
+    (pictures / "\x1b[2J").mkdir()
+    with pytest.raises(ValueError, match=r"sub-folder '\\x1b\[2J', whose name cannot be printed"):
+        make(pictures)
+    (pictures / "\x1b[2J").rename(pictures / "empty")
+    with pytest.raises(ValueError, match=r"empty has 0 image.* at least 2"):
         make(pictures)
 
 

@@ -1,8 +1,13 @@
-"""Signal games: their files, the images that are drawn, and files made from images."""
+"""Signal games: their files, and the images that are drawn."""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import math
+import os
+import tracemalloc
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +18,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sparsum_experiments import data
+from sparsum_experiments.data.features import read_npz
+from sparsum_experiments.errors import UsageError
 from torch import Tensor
 
 from tests.simplex.test_devices import every_device, n_waits
@@ -121,20 +128,20 @@ NAN[4, 2], ZERO[[3, 5]] = math.nan, 0
     ("changes", "words"),
     [
         ({"y": np.arange(5)}, "features of 108 images and the concepts .y. of 5"),
-        ({"x": NAN}, r"the features of 1 images are not finite \(rows 4\)"),
+        ({"x": NAN}, r"the features of 1 image are not finite \(rows 4\)"),
         ({"x": ZERO}, r"the features of 2 images are all zero.* \(rows 3, 5\)"),
         ({"x": np.full((108, 5), 1e300)}, "108 images are not finite"),
         ({"x": None}, "has no x, but y"),
         ({"y": None}, "has no y, but x"),
         ({"x": None, "codes": np.ones((108, 5), np.uint8)}, "has no scale"),
-        ({"x": None, "codes": np.ones((108, 5), np.uint8), "scale": np.ones(4)}, r"scale is float64 of shape \(4,\)"),
-        ({"x": np.ones(108)}, r"features are float64 of shape \(108,\)"),
-        ({"x": np.ones((108, 5), complex)}, "features are complex128"),
+        ({"x": None, "codes": np.ones((108, 5), np.uint8), "scale": np.ones(4)}, "scale has 4 numbers for 5 features"),
+        ({"x": np.ones(108)}, r"x is float64 of shape \(108,\)"),
+        ({"x": np.ones((108, 5), complex)}, "x is complex128"),
         ({"x": np.array([[None] * 5] * 108)}, "x holds Python objects.* array of numbers"),
         ({"names": np.array(["a", None], object)}, "names holds Python objects.* array of strings"),
         ({"names": np.arange(18)}, "names is int64"),
         ({"y": np.ones(108)}, "y is float64"),
-        ({"x": np.ones((108, 4))}, "train.npz has 5 features to an image, test.npz 4"),
+        ({"x": np.ones((108, 4))}, "train.npz has 5 features per image, test.npz 4"),
         ({"names": np.array(["a"] * 3)}, "there are 3 names for 18 concepts, 0 to 17"),
         ({"y": np.repeat(np.arange(9), 12)}, "16 concepts, and some has 9 in its test data"),
     ],
@@ -158,7 +165,7 @@ def test_names_that_differ(tmp_path: Path) -> None:
     [
         (lambda content: content[:-30], "truncated", "ends in the middle"),
         (lambda content: b"text", "wrong", r"is not an \.npz file"),
-        (lambda content: content[:500] + bytes([content[500] ^ 1]) + content[501:], "wrong", "is damaged"),
+        (lambda content: content[:500] + bytes([content[500] ^ 1]) + content[501:], "wrong", "is corrupted"),
     ],
 )
 def test_damaged_files(tmp_path: Path, damage: Callable[[bytes], bytes], state: str, words: str) -> None:
@@ -169,8 +176,96 @@ def test_damaged_files(tmp_path: Path, damage: Callable[[bytes], bytes], state: 
     assert [finding.state for finding in data.check(str(tmp_path), "")] == ["right", state]
 
 
+def header(shape: tuple[int, ...], dtype: str = "<f8") -> bytes:
+    """The beginning of an array."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("key", "content", "words"),
+    [
+        ("x", header((10**9, 10**6)) + bytes(80), "x announces 8,000,000,000,000,000 bytes, shape .* and has 80"),
+        ("x", header((-2, -5)) + bytes(80), "x announces 80 bytes"),
+        ("x", header((2, 5)) + bytes(160), "x announces 80 bytes, shape .2, 5., and has 160"),
+        ("x", header((10, 10_000_000), "|u1") + bytes(100_000_000), "announces 100,.* compressed ones, more than 250 times"),
+        ("names", header((10**15,), "<U0"), "names announces 0 bytes"),
+        ("names", header((1,), "<U1") + b"\x00\xdc\x00\x00", "names has characters that are not Unicode"),
+        ("names", header((1,), "<U1") + b"\xff\xff\xff\xff", "names has characters that are not Unicode"),
+        ("x", b"text", "is corrupted"),
+    ],
+    ids=["huge", "negative", "longer", "bomb", "strings of no length", "surrogate", "no character", "no array"],
+)
+def test_arrays_that_lie(tmp_path: Path, key: str, content: bytes, words: str) -> None:
+    path = write(tmp_path, both={key: None}) / "test.npz"
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(f"{key}.npy", content)
+    del content
+    tracemalloc.start()
+    with pytest.raises(data.BadFile, match=words):
+        read_npz(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20_000_000
+    assert data.check(str(tmp_path), "")[1].state == "wrong"
+
+
+def test_encrypted_files(tmp_path: Path) -> None:
+    path = write(tmp_path) / "test.npz"
+    content = bytearray(path.read_bytes())
+    for magic, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):  # the flags of members, here and in the directory
+        start = -1
+        while (start := content.find(magic, start + 1)) >= 0:
+            content[start + offset] |= 1
+    path.write_bytes(content)
+    with pytest.raises(data.BadFile, match="x is encrypted; save it without a password"):
+        data.load_games(tmp_path, "")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
+def test_what_is_not_a_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    path = write(tmp_path) / "test.npz"
+    path.unlink()
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    with pytest.raises(data.BadFile, match=r"test\.npz: is a .* not a file"):
+        data.load_games(tmp_path, "")
+    assert [finding.state for finding in data.check(str(tmp_path), "")] == ["right", "wrong"]
+
+
+def test_errors_of_the_disk_name_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path) / "test.npz"
+    path.unlink()
+    path.symlink_to("/proc/self/mem")  # a file that cannot be read from its beginning
+    with pytest.raises(OSError, match=str(path)):
+        data.load_games(tmp_path, "")
+    assert "cannot be read" in data.check(str(tmp_path), "")[1].detail
+
+
+def test_digests_are_of_the_files(tmp_path: Path) -> None:
+    games = data.load_games(write(tmp_path), "")
+    assert games.digests == {
+        name: hashlib.blake2b((tmp_path / name).read_bytes(), digest_size=16).hexdigest()
+        for name in ("train.npz", "test.npz")
+    }
+
+
+def test_a_folder_may_not_be_called_digits(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"is named digits.*rename the folder"):
+        data.load_games(write(tmp_path / "digits"), "")
+
+
 def test_missing_folders_and_files(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=f"'other' .* {tmp_path}/other"):
+    (tmp_path / "others").mkdir()
+    write(tmp_path / "others")
+    with pytest.raises(
+        UsageError, match=r"--data other: no such data set or folder; did you mean 'others'. Known: digits, others"
+    ):
         data.load_games("other", tmp_path)
     (write(tmp_path) / "test.npz").unlink()
     with pytest.raises(FileNotFoundError, match=r"test\.npz is missing.*`sparsum data features`"):

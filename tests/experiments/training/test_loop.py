@@ -26,7 +26,7 @@ def _own_cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def command(out: pathlib.Path, *others: str, method: str = "sfe") -> list[str]:
-    words = [sys.executable, "-m", "sparsum_experiments.cli", "train", "ssvae", method, "--out", str(out)]
+    words = [sys.executable, "-m", "sparsum_experiments.main", "train", "ssvae", method, "--out", str(out)]
     for name, value in OPTIONS.items():
         words += [f"--{name.replace('_', '-')}", str(value)]
     return [*words, *others]
@@ -105,14 +105,15 @@ def _wait_for_a_checkpoint(path: pathlib.Path, process: subprocess.Popen[bytes],
     time.sleep(chance.uniform(0, 0.2))
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_saves_and_says_how_to_continue(tmp_path: pathlib.Path, number: signal.Signals) -> None:
     out = tmp_path / "run"
     process = subprocess.Popen(
         command(out, "--epochs", "1000"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
     )
     while process.poll() is None and not (out / "checkpoints" / "last.pt").exists():
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert f"sparsum train ssvae sfe --out {out} --resume" in errors

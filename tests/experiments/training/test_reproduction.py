@@ -11,15 +11,15 @@ The real ones run where the variable SPARSUM_DATA names a folder with the folder
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from sparsum_experiments.registry import train_options
-from sparsum_experiments.report import Run, read_record
+from sparsum_experiments.options import as_flag
+from sparsum_experiments.registry import NAMES
+from sparsum_experiments.runs import Run, RunFolder, read_runs
 
 RECORDS = Path(__file__).parents[1] / "records"
 DATA = os.environ.get("SPARSUM_DATA")
@@ -40,9 +40,11 @@ TOLERANCE = {
 }
 
 
-def files(kind: str) -> list[Path]:
+def records(kind: str) -> list[Run]:
     """The records on digits or on real data."""
-    return sorted((RECORDS / kind).glob("*/*/seed-*.json"))
+    runs, problems = read_runs([RECORDS / kind])
+    assert not problems
+    return runs
 
 
 def sparsum(*arguments: str) -> None:
@@ -52,12 +54,12 @@ def sparsum(*arguments: str) -> None:
 
 def command_of(run: Run) -> list[str]:
     """What to type after ``sparsum`` for the same run again."""
-    told = {name: run.args[name] for name in train_options() if run.args.get(name) is not None and name != "method"}
-    typed = [text for name, value in told.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    given = {name: value for name, value in run.args.items() if value not in (None, "") and name != "method"}
+    typed = [text for name, value in given.items() for text in (as_flag(name), str(value))]
     return ["train", run.experiment, run.args["method"], *typed]
 
 
-def places(command: list[str]) -> list[str]:
+def with_data(command: list[str]) -> list[str]:
     """The command with the place of its real data."""
     if (name := command[command.index("--data") + 1]) == "digits":
         return command
@@ -67,25 +69,22 @@ def places(command: list[str]) -> list[str]:
     return [*command, "--data-dir", DATA]
 
 
+CASES = [(kind, run) for kind in TOLERANCE for run in records(kind)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("file", files("digits") + files("real"), ids=lambda file: str(file.relative_to(RECORDS)))
-def test_a_recorded_run_made_again_lands_where_it_did(file: Path, tmp_path: Path) -> None:
-    kind = file.relative_to(RECORDS).parts[0]
+@pytest.mark.parametrize(("kind", "record"), CASES, ids=lambda value: getattr(value, "experiment", value))
+def test_a_recorded_run_made_again_lands_where_it_did(kind: str, record: Run, tmp_path: Path) -> None:
     if kind == "real" and DATA is None:
         pytest.skip("SPARSUM_DATA names no folder with mnist, fashion-mnist and signal-game")
-    record = read_record(file)
-    n_samples = json.loads(file.read_text())["test"]["n_samples"]
-    sparsum(*places(command_of(record)), "--device", "cpu", "--out", str(tmp_path / "run"))
-    sparsum("evaluate", str(tmp_path / "run"), "--device", "cpu", "--samples", str(int(n_samples)))
-    measured = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    sparsum(*with_data(command_of(record)), "--device", "cpu", "--out", str(tmp_path / "run"))
+    n_samples = str(int(record.counts["n_samples"]))
+    sparsum("evaluate", str(tmp_path / "run"), "--device", "cpu", "--samples", n_samples)
+    measured = RunFolder(tmp_path / "run").evaluation()
     for name, tolerance in TOLERANCE[kind][record.experiment].items():
         assert measured[name] == pytest.approx(record.test[name], abs=tolerance)
 
 
 def test_there_is_a_record_of_each_experiment() -> None:
     for kind in TOLERANCE:
-        assert {file.relative_to(RECORDS / kind).parts[0] for file in files(kind)} == {
-            "ssvae",
-            "signal-game",
-            "bitvector-vae",
-        }
+        assert {run.experiment for run in records(kind)} == set(NAMES)

@@ -1,4 +1,4 @@
-"""Recorded training steps: on a GPU they do what steps do that are taken one by one."""
+"""Captured training steps: on a GPU they do what eager steps do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lightning_fabric import Fabric
 from sparsum_experiments import bitvector_vae, signal_game, ssvae
 from sparsum_experiments.experiment import AbstractExperiment
 from sparsum_experiments.registry import make_args, make_experiment
-from sparsum_experiments.training.steps import RecordedSteps, Steps, padded_size, steps_for
+from sparsum_experiments.training.steps import CapturedSteps, Steps, padded_size, steps_for
 
 from tests.simplex.test_devices import n_waits
 
@@ -23,7 +23,7 @@ CASES = [
     )
     for method in kind.methods
 ]
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="records on a GPU alone")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="captures on a GPU only")
 
 
 def experiment_of(name: str, method: str, device: str) -> AbstractExperiment:
@@ -47,7 +47,7 @@ def test_padded_sizes_are_few_and_not_much_larger(most: int) -> None:
     assert len(set(sizes)) <= 4 * 8 + 2
 
 
-def test_steps_on_a_cpu_are_not_recorded() -> None:
+def test_steps_on_a_cpu_are_not_captured() -> None:
     steps = steps_for(experiment_of("ssvae", "sparse", "cpu"), Fabric(accelerator="cpu", devices=1))
     assert type(steps) is Steps
     assert objectives(steps, 2).isfinite().all()
@@ -55,24 +55,24 @@ def test_steps_on_a_cpu_are_not_recorded() -> None:
 
 @needs_gpu
 @pytest.mark.parametrize(("name", "method"), CASES)
-def test_recorded_steps_go_where_others_go(name: str, method: str) -> None:
-    recorded_experiment, plain_experiment = (experiment_of(name, method, "cuda") for _ in range(2))
-    plain_experiment.model.load_state_dict(copy.deepcopy(recorded_experiment.model.state_dict()))
+def test_captured_steps_equal_eager_ones(name: str, method: str) -> None:
+    captured_experiment, eager_experiment = (experiment_of(name, method, "cuda") for _ in range(2))
+    eager_experiment.model.load_state_dict(copy.deepcopy(captured_experiment.model.state_dict()))
     fabric = Fabric(accelerator="cuda", devices=1)
-    recorded = steps_for(recorded_experiment, fabric)
-    assert isinstance(recorded, RecordedSteps)
-    found = objectives(recorded, 12)
-    assert recorded._recorded, "nothing was recorded"
+    captured = steps_for(captured_experiment, fabric)
+    assert isinstance(captured, CapturedSteps)
+    found = objectives(captured, 12)
+    assert captured._captured, "nothing was captured"
     # Noise within the loss depends on the padding, so it is compared where there is none.
     if name != "ssvae" or method not in {"sparse", "entmax15"}:
-        torch.testing.assert_close(found, objectives(Steps(plain_experiment, fabric), 12), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(found, objectives(Steps(eager_experiment, fabric), 12), rtol=1e-3, atol=1e-3)
     again = objectives(steps_for(experiment_of(name, method, "cuda"), fabric), 12)
     assert torch.equal(found, again), "the same seed, another result"
 
 
 @needs_gpu
-def test_recorded_steps_keep_the_mean_of_each_batch_once() -> None:
-    """Also of a batch whose step begins anew, since its support has another size than the one before.
+def test_captured_steps_keep_the_mean_of_each_batch_once() -> None:
+    """Also of a batch whose step starts again, since its support has another size than the one before.
 
     Steps are small: with larger ones, a rounding error becomes a difference of one part in a hundred within twenty steps.
     """
@@ -80,36 +80,36 @@ def test_recorded_steps_keep_the_mean_of_each_batch_once() -> None:
     options = {"data": "digits", "device": "cuda", "batch_size": 16, "solver": "systematic", "lr": 1e-7}
     options |= {"score_centre": "batch", "score_temperature": 0.02}  # so that the supports of batches differ in size
     args = make_args("bitvector-vae", "sparsemap", options)
-    recorded, plain = (make_experiment("bitvector-vae", args, torch.device("cuda")) for _ in range(2))
-    steps = steps_for(recorded, fabric)
-    assert isinstance(steps, RecordedSteps)
+    captured, plain = (make_experiment("bitvector-vae", args, torch.device("cuda")) for _ in range(2))
+    steps = steps_for(captured, fabric)
+    assert isinstance(steps, CapturedSteps)
     torch.testing.assert_close(objectives(steps, 30), objectives(Steps(plain, fabric), 30), rtol=1e-4, atol=1e-3)
-    assert len(steps._recorded) > 1
-    kept, expected = (vae.model.state_dict()["centring.mean"] for vae in (recorded, plain))
+    assert len(steps._captured) > 1
+    kept, expected = (vae.model.state_dict()["centring.mean"] for vae in (captured, plain))
     torch.testing.assert_close(kept, expected, rtol=1e-2, atol=1e-3)
-    assert recorded.model.state_dict()["centring.n_kept"] == 30
+    assert captured.model.state_dict()["centring.n_kept"] == 30
 
 
 @needs_gpu
 @pytest.mark.parametrize("bits", [16, 32])
 @pytest.mark.parametrize("method", ["sparsemap", "sparsemap-budget"])
-def test_recorded_steps_with_the_active_set(method: str, bits: int) -> None:
+def test_captured_steps_with_the_active_set(method: str, bits: int) -> None:
     """They go where others go, if they are small: else atoms that tie make rounding errors visible."""
     fabric = Fabric(accelerator="cuda", devices=1)
     options = {"data": "digits", "device": "cuda", "batch_size": 16, "bits": bits, "solver": "active-set", "lr": 1e-7}
     args = make_args("bitvector-vae", method, options)
-    recorded, plain = (make_experiment("bitvector-vae", args, torch.device("cuda")) for _ in range(2))
-    steps = steps_for(recorded, fabric)
-    assert isinstance(steps, RecordedSteps)
+    captured, plain = (make_experiment("bitvector-vae", args, torch.device("cuda")) for _ in range(2))
+    steps = steps_for(captured, fabric)
+    assert isinstance(steps, CapturedSteps)
     found = objectives(steps, 12)
-    assert steps._recorded, "nothing was recorded"
+    assert steps._captured, "nothing was captured"
     torch.testing.assert_close(found, objectives(Steps(plain, fabric), 12), rtol=1e-4, atol=1e-3)
 
 
 @needs_gpu
 @pytest.mark.parametrize(("name", "method"), [("ssvae", "sparse"), ("signal-game", "nvil"), ("bitvector-vae", "topk")])
 def test_steps_go_on_from_a_checkpoint_to_the_last_bit(name: str, method: str) -> None:
-    """A new process has nothing recorded yet, and takes its first steps one by one."""
+    """A new process has nothing captured yet, and takes its first steps one by one."""
     fabric = Fabric(accelerator="cuda", devices=1)
     steps, later = (steps_for(experiment_of(name, method, "cuda"), fabric) for _ in range(2))
     objectives(steps, 10)
