@@ -46,7 +46,7 @@ def sweep_command(
     tuned_by: pathlib.Path | None = None,
     by: str | None = None,
 ) -> int:
-    """Run a sweep, or with ``plan_only`` list its runs; the arguments are the options on the command line, None if not given.
+    """Run a sweep, or list its runs if ``plan_only``; the arguments are those of the command line, None if not given.
 
     Returns:
         The exit status: 0 if all runs are finished, 1 if some have failed, 130 if the sweep was stopped.

@@ -11,8 +11,7 @@ from __future__ import annotations
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,8 +29,7 @@ _N_UNCOUNTED = {"cpu": 1, "cuda": 4}
 _MAX_SECONDS = 2.0
 
 
-@dataclass(frozen=True)
-class RemainingTime:
+class RemainingTime(NamedTuple):
     """How far a run is, and how long it will still take."""
 
     run: PlannedRun
@@ -82,16 +80,14 @@ def _measured(name: str, args: CommonArgs, n_threads: int) -> tuple[float | None
     n_before = torch.get_num_threads()
     torch.set_num_threads(n_threads)
     try:
-        seconds, n_steps, n_all = _time_steps(name, args)
+        return _time_steps(name, args)
     except (RuntimeError, ValueError, OSError) as error:
         return None, str(error)
     finally:
         torch.set_num_threads(n_before)
-    return seconds / n_steps * n_all, f"{counted(n_steps, 'step')} measured"
 
 
-def _time_steps(name: str, args: CommonArgs) -> tuple[float, int, int]:
-    """The seconds of some steps, how many they were, and how many an epoch has; the first ones are not counted."""
+def _time_steps(name: str, args: CommonArgs) -> tuple[float, str]:
     fabric = fabric_for(args)
     experiment = make_experiment(name, args, fabric.device)
     steps = steps_for(experiment, fabric)
@@ -104,4 +100,4 @@ def _time_steps(name: str, args: CommonArgs) -> tuple[float, int, int]:
                 begin = time.monotonic()
             steps.take(order, 0).objective.item()  # waits for a GPU
             n_done += 1
-    return time.monotonic() - begin, n_done, experiment.n_steps
+    return (time.monotonic() - begin) / n_done * experiment.n_steps, f"{counted(n_done, 'step')} measured"

@@ -162,7 +162,7 @@ def _stop(entries: Sequence[Entry], grace_seconds: float) -> None:
 
 @contextlib.contextmanager
 def _signals_as_interrupt() -> Iterator[None]:
-    """Take SIGTERM, by which schedulers end a job, and SIGHUP for Ctrl-C, and Ctrl-C even where a shell set it to ignored."""
+    """Take SIGTERM, by which schedulers end a job, and SIGHUP for Ctrl-C, which may not be ignored."""
     is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     numbers = (signal.SIGINT, signal.SIGTERM, *(() if is_nohup else (signal.SIGHUP,)))
     before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}

@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from subprocess import DEVNULL, STDOUT
 
 import torch
 
@@ -28,13 +29,7 @@ _START_SECONDS, _END_SECONDS = 30.0, 60.0
 
 @contextmanager
 def sharing_gpu(plan: Sequence[PlannedRun], jobs: int, say: Callable[[str], None]) -> Iterator[Mapping[str, str]]:
-    """The environment variables with which the processes of runs share a GPU; empty where that would not help.
-
-    Args:
-        plan: the runs.
-        jobs: how many at a time.
-        say: called with what is done, or why nothing is.
-    """
+    """The environment variables with which so many processes at a time share a GPU; empty where that would not help."""
     if jobs == 1 or _PIPES in os.environ or not any(uses_gpu(run) for run in plan):
         yield {}
     elif shutil.which(PROGRAM) is None:
@@ -63,12 +58,9 @@ def private_daemon(say: Callable[[str], None]) -> Iterator[Mapping[str, str]]:
         assert guard.stdin is not None
         guard.stdin.close()
         try:
-            guard.wait(_END_SECONDS)
+            guard.wait(_END_SECONDS)  # it removes the folders, too
         except subprocess.TimeoutExpired:
             say(f"the MPS daemon in {environment[_PIPES]} is still running; it ends with its last client")
-        else:
-            for folder in environment.values():
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def uses_gpu(run: PlannedRun) -> bool:
@@ -84,13 +76,7 @@ def _start(environment: Mapping[str, str]) -> str:
     try:
         with output.open("wb") as log:  # not a pipe, which the daemon might keep open
             done = subprocess.run(
-                [PROGRAM, "-d"],
-                env=whole,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                timeout=_START_SECONDS,
-                check=False,
+                [PROGRAM, "-d"], env=whole, stdin=DEVNULL, stdout=log, stderr=STDOUT, timeout=_START_SECONDS, check=False
             )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)

@@ -72,14 +72,8 @@ def make_plan(
 ) -> list[PlannedRun]:
     """All runs of a sweep, method by method, with one seed of all settings before the next seed.
 
-    Args:
-        experiment: its name.
-        methods: how the sum over the latent variable is computed.
-        options: of all runs; None means not given.
-        grid: the values of each option, as `parse_grid` returns them. Methods that ignore an option are not swept over it.
-        seeds: how many seeds, from 0.
-        out: the folder above those of the runs.
-        tuned: more options of a method's runs, by its name, as an earlier sweep chose them.
+    All runs have the ``options`` that are not None, those of a method also what is ``tuned`` for it. Methods that ignore an
+    option of the ``grid`` are not swept over it. Seeds count from 0, and ``out`` is the folder above those of the runs.
     """
     if seeds < 1:
         raise UsageError(f"--seeds must be at least 1, got {seeds}")
@@ -121,7 +115,7 @@ def _planned(
 def _check_folder(out: pathlib.Path) -> None:
     """Raise a UsageError for a folder whose runs could not be written, or not be read again."""
     if re.search(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", str(out)):  # surrogates stand for bytes that are not UTF-8
-        raise UsageError(f"--out {ascii(str(out))}: the name must be UTF-8 without control characters")
+        raise UsageError(f"--out {str(out)!a}: the name must be UTF-8 without control characters")
     existing = next(folder for folder in (out, *out.parents, pathlib.Path()) if folder.exists())
     if not existing.is_dir():
         raise UsageError(f"--out {out}: {existing} exists and is not a folder")
@@ -184,10 +178,8 @@ def check_grid_is_used(plan: Sequence[PlannedRun], grid: Mapping[str, Sequence[A
     for name in sorted(grid.keys() - {name for run in plan for name in run.setting}):
         experiment, methods = plan[0].experiment, dict.fromkeys(run.method for run in plan)
         others = [each for each in registry.experiment_class(experiment).methods if registry.uses(experiment, each, name)]
-        raise UsageError(
-            f"--grid {name.replace('_', '-')} is not used by {', '.join(methods)}; "
-            f"leave it out, or add one of {', '.join(others)}"
-        )
+        what = f"--grid {name.replace('_', '-')} is not used by {', '.join(methods)}"
+        raise UsageError(f"{what}; leave it out, or add one of {', '.join(others)}")
 
 
 class State(enum.StrEnum):
@@ -222,11 +214,8 @@ def state_of(run: PlannedRun) -> State:
 def check_plan(plan: Iterable[PlannedRun]) -> None:
     """Raise a UsageError if a folder holds another run than the planned one; it says what differs."""
     for run in plan:
-        if differences := _differences(run):
-            raise UsageError(
-                f"{run.folder} holds another run: {'; '.join(differences)}. "
-                "Give another --out, or delete the folder if you do not need it"
-            )
+        if differences := "; ".join(_differences(run)):
+            raise UsageError(f"{run.folder} holds another run: {differences}. Give another --out, or delete the folder")
 
 
 def _differences(run: PlannedRun) -> list[str]:

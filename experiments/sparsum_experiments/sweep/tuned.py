@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import pathlib
 import shlex
 import statistics
@@ -47,11 +48,6 @@ class _Earlier(NamedTuple):
         """The options that can be tuned and differ among runs."""
         return set(_tunable(self.experiment)).intersection(differing_options(runs))
 
-    def name(self, path: pathlib.Path) -> str:
-        """The folder of a run, relative to where the command was typed."""
-        above = self.folder.resolve()
-        return str(self.folder / path.relative_to(above) if path.is_relative_to(above) else path)
-
     def error(self, text: str) -> UsageError:
         return UsageError(f"--tuned-by {self.folder}: {text}")
 
@@ -71,17 +67,17 @@ def tuned_settings(
 ) -> list[Choice]:
     """For each method the setting that was best on the validation data among the runs in or below a folder.
 
-    Only runs on the same data and with the given options count; options that may change on resume may differ. The mean over
-    seeds at the last epoch decides; of equals the first, by the names of their folders.
+    Only runs on the same data and with the given options count, though what may change on resume may differ. The mean over
+    seeds of the metric ``by`` decides, at the last epoch or in an evaluation; of equals the first, by their folders' names.
 
     Args:
         experiment: its name.
-        methods: how the sum over the latent variable is computed; None for all that have runs there.
+        methods: None for all that have runs in the folder.
         options: of all new runs; None means not given.
         grid: the names of the options that a grid gives to new runs.
         folder: of the earlier runs.
         out: of the new runs.
-        by: the metric that decides, of the last epoch or of an evaluation; by default the criterion of each method.
+        by: None for the criterion of each method.
 
     Raises:
         UsageError: if runs are missing, not finished or not evaluated, or nothing was tuned.
@@ -151,11 +147,11 @@ def _agrees(run: Run, wanted: Mapping[str, Any]) -> bool:
 def _missing(earlier: _Earlier, method: str) -> list[str]:
     """Why the runs of a method cannot be compared, in words."""
     runs = earlier.of(method)
-    found = [f"{earlier.name(path)} failed" for path in _failed_at_once(earlier.folder, method)]
+    found = [f"{os.path.relpath(path)} failed" for path in _failed_at_once(earlier.folder, method)]
     for run in runs:
         if not run.is_finished:
             how = "failed after" if RunFolder(run.path).failure_file.exists() else "has finished"
-            found.append(f"{earlier.name(run.path)} {how} {len(run.lines)} of {counted(run.args['epochs'], 'epoch')}")
+            found.append(f"{os.path.relpath(run.path)} {how} {len(run.lines)} of {counted(run.args['epochs'], 'epoch')}")
     if found or not runs:
         return found or [f"there is no run of {method} of {earlier.title}"]
     if len(lengths := sorted({run.args["epochs"] for run in runs})) > 1:
@@ -219,7 +215,7 @@ def _measured(earlier: _Earlier, run: Run, metric: str) -> Mapping[str, float]:
         return found
     command = earlier.evaluate(*(("--annealed", str(_N_ANNEALED)) if metric.endswith("annealed") else ()))
     where = f"{metric} on the validation data after its last epoch"
-    raise earlier.error(f"{earlier.name(run.path)} has not measured {where}: run {command}")
+    raise earlier.error(f"{os.path.relpath(run.path)} has not measured {where}: run {command}")
 
 
 def _check_counts(earlier: _Earlier, method: str, metric: str, measured: list[Mapping[str, float]]) -> None:
@@ -245,10 +241,8 @@ def _tuned_options(earlier: _Earlier, method: str) -> list[str]:
     within = [earlier.differing(earlier.of(other)) for other in experiment_class(earlier.experiment).methods]
     names = set().union(*within) or earlier.differing(earlier.runs)
     if not names:
-        raise earlier.error(
-            f"nothing was tuned there, all runs of {earlier.title} have the same setting; "
-            "give the folder of a sweep with --grid"
-        )
+        same = f"all runs of {earlier.title} have the same setting"
+        raise earlier.error(f"nothing was tuned there, {same}; give the folder of a sweep with --grid")
     return sorted(name for name in names if uses(earlier.experiment, method, name))
 
 

@@ -9,7 +9,9 @@ from sparsum_experiments.runs import Config, RunArgs, RunFolder
 from sparsum_experiments.sweep import PlannedRun
 
 
-def write_finished(run: PlannedRun, elbos: Sequence[float], *, test: dict[str, float] | None = None, **others: float) -> None:
+def write_finished(
+    run: PlannedRun, elbos: Sequence[float], *, test: dict[str, float] | None = None, **others: float
+) -> None:
     """Write a run with the criterion at each epoch, other validation metrics, and the metrics of an evaluation."""
     folder = RunFolder(run.folder)
     folder.create(Config(experiment=run.experiment, args=RunArgs(**run.args.model_dump())))

@@ -16,8 +16,8 @@ from types import SimpleNamespace
 
 import pytest
 from sparsum_experiments.sweep import Phase, PlannedRun, launch, make_plan, mps, sweep
-from sparsum_experiments.sweep.mps import PROGRAM, private_daemon, sharing_gpu
 from sparsum_experiments.sweep.launch import start_process
+from sparsum_experiments.sweep.mps import PROGRAM, private_daemon, sharing_gpu
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_no_daemon_where_it_would_not_help(
     assert said == []
 
 
-def test_sweep_goes_on_without_a_daemon_and_says_why(tmp_path: Path, diary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_continues_without_a_daemon_and_says_why(tmp_path: Path, diary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setenv("MPS_STATUS", "3")
     with sharing_gpu(plan(tmp_path, "cuda"), 2, said.append) as environment:
@@ -110,7 +110,9 @@ def test_daemon_sees_all_gpus_and_the_runs_those_they_are_given(
     diary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "bin" / PROGRAM
-    program.write_text(program.read_text(encoding="utf-8").replace("start $CUDA_MPS_PIPE_DIRECTORY", "sees <$CUDA_VISIBLE_DEVICES>"))
+    program.write_text(
+        program.read_text(encoding="utf-8").replace("start $CUDA_MPS_PIPE_DIRECTORY", "sees <$CUDA_VISIBLE_DEVICES>")
+    )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     with private_daemon(lambda _: None) as environment:
         assert "CUDA_VISIBLE_DEVICES" not in environment

@@ -68,7 +68,7 @@ def n_attempts(run: PlannedRun) -> int:
 def wait_until(is_so: Callable[[], bool], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not is_so():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.05)
 
 
@@ -113,9 +113,7 @@ def test_all_options_but_places_and_data_can_be_in_a_grid(experiment: str) -> No
 
 
 def test_an_option_that_no_method_uses_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        UsageError, match="--grid k is not used by gumbel, sfe; leave it out, or add one of topk, topk-"
-    ):
+    with pytest.raises(UsageError, match="--grid k is not used by gumbel, sfe; leave it out, or add one of topk, topk-"):
         sweep_command(
             "bitvector-vae",
             methods="gumbel,sfe",
@@ -367,8 +365,8 @@ def test_best_setting_is_that_of_the_last_epoch_and_statistics_are_right(tmp_pat
 
 
 def command(out: Path, **changes: Any) -> int:
-    told: dict[str, Any] = {"methods": "sparse", "options": TINY | {"epochs": 2}, "grid": [], "seeds": 2, "jobs": 1}
-    return sweep_command("ssvae", **(told | changes), out=out)
+    words: dict[str, Any] = {"methods": "sparse", "options": TINY | {"epochs": 2}, "grid": [], "seeds": 2, "jobs": 1}
+    return sweep_command("ssvae", **(words | changes), out=out)
 
 
 def test_plan_is_listed_with_times_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -431,9 +429,9 @@ def test_finished_sweep_is_reported_without_a_process(tmp_path: Path, capsys: py
 
 def test_board_shows_runs(tmp_path: Path) -> None:
     run, other = tiny_plan(tmp_path, seeds=2)
-    told = {"epoch": 2, "done": 0.25, "loss": 3.14159, "calls": 2.5, "seconds_left": 200.0, "time": time.time() + 1}
+    progress = {"epoch": 2, "done": 0.25, "loss": 3.14159, "calls": 2.5, "seconds_left": 200.0, "time": time.time() + 1}
     entries = [Entry(run, Phase.RUNNING, began_at=time.time()), Entry(other, Phase.WAITING)]
-    RunFolder(run.folder).write_progress(told)
+    RunFolder(run.folder).write_progress(progress)
     console = Console(record=True, force_terminal=True, width=120)
     with Board(console, 1) as board:
         board.look(entries)
@@ -441,10 +439,10 @@ def test_board_shows_runs(tmp_path: Path) -> None:
     for text in ("sparse/seed-0", "25%", "3.142", "2.50", "3 min", "1 waiting, 1 running", "about 7 min left"):
         assert text in shown
     elsewhere = dataclasses.replace(other, experiment="signal-game", key="another")
-    assert seconds_left(entries[:1], {run.key: told}, 8) == 200, "one run is made by one job"
+    assert seconds_left(entries[:1], {run.key: progress}, 8) == 200, "one run is made by one job"
     long = Entry(elsewhere, Phase.FINISHED, n_attempts=1, seconds=9e9)  # the same method of another experiment
-    assert seconds_left([*entries, long], {run.key: told}, 1) == pytest.approx(400, abs=60)
-    RunFolder(run.folder).write_progress(told | {"time": time.time() - 100})  # what an attempt before this one said
+    assert seconds_left([*entries, long], {run.key: progress}, 1) == pytest.approx(400, abs=60)
+    RunFolder(run.folder).write_progress(progress | {"time": time.time() - 100})  # of an earlier attempt
     console = Console(record=True, force_terminal=True, width=120)
     with Board(console, 1) as board:
         board.look(entries)

@@ -121,6 +121,22 @@ def test_runs_that_are_not_evaluated_are_named_with_what_to_do() -> None:
         chosen(["topk"], experiment="bitvector-vae", by="bits_per_dim_proposal")
 
 
+def test_commands_in_messages_are_quoted_for_the_shell() -> None:
+    earlier({"topk": [-1.0, -3.0]}, experiment="bitvector-vae", out="my grid")
+    with pytest.raises(UsageError, match="run sparsum evaluate 'my grid' --split validation --annealed 300$"):
+        chosen(["topk"], experiment="bitvector-vae", folder="my grid", by="bits_per_dim_annealed")
+
+
+def test_an_empty_value_is_named_and_passed_on(tmp_path: Path) -> None:
+    """The default of --solver is the empty text."""
+    earlier({"sparsemap": [-2.0]}, experiment="bitvector-vae", grid={"solver": ["nested"]})
+    earlier({"sparsemap": [-1.0]}, experiment="bitvector-vae", grid={}, out="grid/default")
+    (choice,) = chosen(["sparsemap"], experiment="bitvector-vae")
+    assert str(choice).startswith("sparsemap: solver default (validation elbo -1, the best of 2 settings")
+    (run,) = make_plan("bitvector-vae", ["sparsemap"], {}, {}, 1, tmp_path, {"sparsemap": choice.values})
+    assert run.arguments()[run.arguments().index("--solver") + 1] == ""
+
+
 def test_runs_that_were_annealed_differently_are_not_compared() -> None:
     runs = earlier({"topk": [-1.0, -3.0]}, experiment="bitvector-vae")
     for run, n_annealed in zip(runs, (10, 300), strict=True):
@@ -147,13 +163,13 @@ def test_a_bound_cannot_choose_for_methods_that_have_none() -> None:
         chosen(["topk"], experiment="bitvector-vae", by="bound")
 
 
-def test_that_nothing_was_tuned_is_said_before_an_evaluation_is_asked_for() -> None:
+def test_an_untuned_sweep_is_refused_before_an_evaluation_is_asked_for() -> None:
     earlier({"topk": [-1.0]}, experiment="bitvector-vae", grid={})
     with pytest.raises(UsageError, match="nothing was tuned there"):
         chosen(["topk"], experiment="bitvector-vae", by="bits_per_dim_annealed")
 
 
-def test_metrics_that_do_not_judge_are_refused() -> None:
+def test_metrics_that_cannot_decide_are_refused() -> None:
     with pytest.raises(UsageError, match="--by must be one of elbo, accuracy for ssvae, got 'speed'"):
         chosen(by="speed")
 
@@ -185,7 +201,7 @@ def test_a_method_with_one_setting_takes_what_differs_among_all() -> None:
         chosen(["dense"], folder="grid/dense")
 
 
-def test_what_makes_no_difference_to_a_method_is_not_asked_of_its_runs() -> None:
+def test_options_that_a_method_ignores_are_not_required_of_its_runs() -> None:
     earlier({"sum-and-sample": [-1.0, -2.0]}, grid={"k": [1, 2]})
     earlier({"dense": [-3.0]}, grid={})
     (choice,) = chosen(["dense"], k=2)
@@ -193,7 +209,7 @@ def test_what_makes_no_difference_to_a_method_is_not_asked_of_its_runs() -> None
     assert str(choice).startswith("dense: nothing was tuned (validation elbo -3, the only setting in grid")
 
 
-def test_runs_that_differ_in_what_makes_no_difference_are_one() -> None:
+def test_runs_that_differ_in_ignored_options_only_have_one_setting() -> None:
     for k in (1, 2):
         earlier({"dense": [-3.0]}, out=f"grid/k-{k}", grid={}, k=k)
     with pytest.raises(UsageError, match="nothing was tuned there"):
@@ -201,7 +217,7 @@ def test_runs_that_differ_in_what_makes_no_difference_are_one() -> None:
 
 
 def test_presets_of_other_methods_are_not_tuned() -> None:
-    """The Gumbel methods of ssvae decay their temperature at other rates than all others are told."""
+    """The Gumbel methods of ssvae have other presets for the decay of the temperature than all others."""
     earlier({"sum-and-sample": [-1.0, -2.0]}, grid={"k": [1, 2]})
     earlier({"dense": [-3.0], "gumbel": [-3.0]}, grid={})
     assert [choice.values for choice in chosen(None)] == [{}, {"k": 1}, {}]
@@ -224,7 +240,7 @@ def test_only_runs_that_agree_with_the_given_options_count() -> None:
         chosen(bits=8)
 
 
-def test_what_an_earlier_version_did_not_know_of_was_as_it_is_by_default() -> None:
+def test_options_that_an_earlier_version_did_not_have_were_at_their_defaults() -> None:
     for run in earlier({"topk": [-1.0, -2.0]}, experiment="bitvector-vae"):
         config = json.loads((run.folder / "config.json").read_text(encoding="utf-8"))
         del config["args"]["score_centre"]
@@ -258,7 +274,7 @@ def test_runs_of_different_lengths_are_not_compared() -> None:
         chosen()
 
 
-def test_what_was_other_there_is_said() -> None:
+def test_other_differences_to_the_earlier_runs_are_named() -> None:
     earlier({"sparse": [-1.0, -2.0]}, batch_size=100)
     assert "in grid, where it had batch_size 100)" in str(chosen()[0])
     assert "where" not in str(chosen(batch_size=100)[0])
@@ -319,9 +335,7 @@ def sparsum(*words: str) -> int:
     return stopped.value.code
 
 
-def test_a_grid_and_then_the_seeds(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_grid_and_then_the_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["ssvae", "--batch-size", "1000", "--warm-epochs", "0", "--device", "cpu", "--epochs", "1"]
     final = [*small, "--tuned-by", "grid", "--out", "final"]
     assert sparsum(*small, "--methods", "sparse", "--grid", "lr=1e-9,1e-2", "--out", "grid") == 0
