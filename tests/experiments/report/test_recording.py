@@ -93,7 +93,7 @@ def test_a_strangers_config_does_not_choose_where_records_go(tmp_path: Path, exp
     config |= {"experiment": experiment, "args": config["args"] | {"method": method}}
     folder.config_file.write_text(json.dumps(config))
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ValueError, match="there is no experiment|has no method"):
+    with pytest.raises(ValueError, match=r"there is no experiment|has no method"):
         record_runs([tmp_path / "a"], tmp_path / "a" / "b" / "results", latent=True)
     assert sorted(tmp_path.rglob("*")) == before
 
