@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sparsum_experiments.report.columns import CALLS, Column
-from sparsum_experiments.report.rows import Row, table_rows
-from sparsum_experiments.report.sections import Section
-from sparsum_experiments.report.summary import Statistic, number
+from sparsum_experiments.report.sections import Row, Section, table_rows
+from sparsum_experiments.report.summary import Statistic, fixed, number
 from sparsum_experiments.runs import Run
 
 # The names of estimates begin with this; other metrics take no samples.
@@ -46,7 +45,7 @@ def finding(section: Section, rows: Sequence[Row] | None = None) -> str:
         if (value := summary.validation.get(section.criterion)) and math.isfinite(value.mean)
     ]
     if not found:
-        return f"No validation {section.criterion or 'metric'} is finite."
+        return f"No finite validation {section.criterion or 'metric'} was measured."
     so_far = " so far" if any(summary.unfinished for summary in section.best) else ""
     return _comparison(f"validation {section.criterion}{so_far}", section.kind.sign, found)
 
@@ -58,19 +57,15 @@ def _of_column(column: Column, rows: Sequence[Row]) -> list[_Found]:
         value, calls = column.statistic(row.runs), CALLS.statistic(row.runs)
         if value and math.isfinite(value.mean):
             text = f"{number(value, len(row.runs), column.digits)}{unit}"
-            cost = (
-                f", with {number(calls, calls.n, 2).partition(' ')[0]} decoder calls per example in the last epoch"
-                if calls
-                else ""
-            )
+            cost = f", with {fixed(calls.mean, 2)} decoder calls per example in the last epoch" if calls else ""
             found.append(_Found(row.method, row.label, value, text, cost))
     return found
 
 
 def _comparison(what: str, better: int, found: Sequence[_Found]) -> str:
     ordered = sorted(found, key=lambda each: -better * each.value.mean)
-    first, *others = ordered
-    if not others:
+    first = ordered[0]
+    if len(ordered) == 1:
         return f"{first.label} is the only one with a result: {what} {first.text}{first.calls}."
     most = "highest" if better > 0 else "lowest"
     equal = [each for each in ordered if each.value.mean == first.value.mean]

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sparsum_experiments.errors import UsageError
 from sparsum_experiments.registry import place_options, with_defaults
 from sparsum_experiments.report.columns import Column, columns_of
 from sparsum_experiments.report.kinds import Kind, kind_of
+from sparsum_experiments.report.settings import options_text
 from sparsum_experiments.report.summary import Summary, best_by_method, criteria_text, summarise
 from sparsum_experiments.runs import Run, read_runs, rounded
 
 Key = TypeVar("Key", bound=Hashable)
-#: The options of all experiments that say where a run was made.
-PLACES = place_options("")
 
 
 @dataclass(frozen=True)
@@ -116,12 +115,12 @@ def _data_name(run: Run) -> str:
 
 def _with_variants(runs: list[Run]) -> list[Run]:
     """The runs, those in folders under the name that the records of the same setting have for it."""
-    names = {key: {run.variant for run in members} - {None} for key, members in grouped(runs, config_key).items()}
+    names = {key: {run.variant for run in members if run.is_record} for key, members in grouped(runs, config_key).items()}
     found = []
     for run in runs:
         known = names[config_key(run)]
         name = next(iter(known)) if len(known) == 1 else ""  # between two names of one setting we cannot choose
-        found.append(replace(run, variant=name) if run.variant is None else run)
+        found.append(run if run.is_record else replace(run, variant=name))
     return found
 
 
@@ -153,9 +152,9 @@ def summaries_by_setting(runs: list[Run]) -> list[Summary]:
     """One for each method and setting that has measured something; a setting is all options that differ among the runs."""
     differing = differing_options(runs)
     found = []
-    for members in grouped(runs, lambda run: (run.args["method"], run.variant or "", config_key(run))).values():
+    for members in grouped(runs, lambda run: (run.args["method"], run.variant, config_key(run))).values():
         first = members[0]
-        setting = {"variant": first.variant} if first.variant else {}
+        setting: dict[str, Any] = {"variant": first.variant} if first.variant else {}
         setting |= {name: first.args.get(name) for name in differing}
         found.append(summarise(first.args["method"], setting, members))
     methods = sorted({run.args["method"] for run in runs})
@@ -169,3 +168,74 @@ def differing_options(runs: Sequence[Run]) -> list[str]:
     names = sorted({name for run in runs for name in run.args} - {"method"})
     hidden = place_options(runs[0].experiment) if runs else set()
     return [name for name in names if name not in hidden and len({repr(run.args.get(name)) for run in runs}) > 1]
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs that differ in their seed alone.
+
+    Args:
+        method: how the sum was computed.
+        variant: what sets them apart from other rows of the method, in words; empty if nothing does.
+        runs: those that are finished and evaluated, the only ones that are averaged.
+        left_out: the others.
+    """
+
+    method: str
+    variant: str = ""
+    runs: tuple[Run, ...] = ()
+    left_out: tuple[Run, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The method, and the variant if there is one."""
+        return f"{self.method} ({self.variant})" if self.variant else self.method
+
+    @property
+    def first(self) -> Run | None:
+        """One of the runs, all of which have the same config; None where there are none."""
+        return next(iter(self.runs + self.left_out), None)
+
+
+def table_rows(section: Section, expected: Collection[str] = ()) -> list[Row]:
+    """The rows of a section; methods that are expected have one even if no run was made with them."""
+    by_method = grouped(section.runs, lambda run: str(run.args["method"]))
+    methods = [method for method in section.kind.methods if method in by_method or method in expected]
+    methods += sorted(by_method.keys() - set(methods))
+    # Who never evaluates anything on test data wants to see the validation data.
+    needs_test = not section.kind.is_own or any(run.test for run in section.runs)
+    return [row for method in methods for row in _rows(method, by_method.get(method, []), needs_test=needs_test)]
+
+
+def best_rows(rows: Sequence[Row], section: Section) -> list[Row]:
+    """The rows of the best setting of each method, and those of methods that were not run or measured nothing.
+
+    Where some settings of a method were evaluated, it is the best of these.
+    """
+    tested = best_by_method([summary for summary in section.summaries if summary.test], section.experiment)
+    best = {summary.method: _setting_key(summary.runs[0]) for summary in (*section.best, *tested)}
+    return [row for row in rows if not row.first or best.get(row.method) in (None, _setting_key(row.first))]
+
+
+def _setting_key(run: Run) -> tuple[str, str]:
+    return run.variant, config_key(run)
+
+
+def _rows(method: str, runs: list[Run], *, needs_test: bool) -> list[Row]:
+    """One row for each variant, and for each setting where a variant has several; those without a name come first."""
+    rows = [] if runs else [Row(method)]
+    for variant, members in sorted(grouped(runs, lambda run: run.variant).items()):
+        names = differing_options(members)
+        members.sort(key=lambda run: [_order(run.args.get(name)) for name in (*names, "seed")])
+        for same in grouped(members, config_key).values():
+            text = options_text({name: same[0].args.get(name) for name in names})
+            counted = [run for run in same if run.is_finished and (run.test or not needs_test)]
+            left_out = [run for run in same if run not in counted]
+            rows.append(Row(method, ", ".join(filter(None, (variant, text))), tuple(counted), tuple(left_out)))
+    return rows
+
+
+def _order(value: Any) -> tuple[bool, float, str]:
+    """Numbers by their size, before all else by its text."""
+    is_number = isinstance(value, int | float)
+    return not is_number, value if is_number else 0.0, str(value)

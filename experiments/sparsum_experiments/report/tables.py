@@ -129,7 +129,7 @@ def _width(lines: list[list[str]]) -> int:
 def _rich_table(title: str, lines: list[list[str]]) -> Table:
     """A dense table; where it is still too wide, cells are folded, and nothing is cut off."""
     header, *rows = lines
-    table = Table(title=_text(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=_text(title, "bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.collapse_padding = True
     for name in header:
         table.add_column(_text(name), justify="left" if name in LEFT_ALIGNED else "right", overflow="fold")
@@ -138,6 +138,6 @@ def _rich_table(title: str, lines: list[list[str]]) -> Table:
     return table
 
 
-def _text(text: str) -> Text:
+def _text(text: str, style: str = "") -> Text:
     """Text that is shown as it is: brackets are not markup, and control characters do not command the terminal."""
-    return Text(printable(text))
+    return Text(printable(text), style)

@@ -36,7 +36,8 @@ class Run:
         test: the metrics of ``evaluation.json`` without standard errors; empty before `sparsum evaluate`.
         command: what was typed; empty if it is not known.
         problem: what could not be read, as a sentence; empty if nothing.
-        variant: how it differs from others of its method, as its record names it; None for a folder.
+        is_record: whether it is a record, and not a folder.
+        variant: how it differs from others of its method, as a record of its setting names it; empty if none does.
         machine: what it ran on; empty if it is not known.
         counts: how many samples the evaluation drew (``n_samples``), and images it annealed (``n_annealed``).
         criterion: of an experiment that this package does not have, the validation metric by which settings are compared.
@@ -50,16 +51,12 @@ class Run:
     test: dict[str, float]
     command: str = ""
     problem: str = ""
-    variant: str | None = None
+    is_record: bool = False
+    variant: str = ""
     machine: str = ""
     counts: dict[str, float] = field(default_factory=dict)
     criterion: str | None = None
     better: str = "larger"
-
-    @property
-    def is_record(self) -> bool:
-        """Whether it is a record, and not a folder."""
-        return self.variant is not None
 
     @property
     def is_finished(self) -> bool:
@@ -136,6 +133,7 @@ def _from_record(file: pathlib.Path, record: Record) -> Run:
         record.config.model_dump(exclude_unset=True),
         record.lines(),
         without_errors(record.test),
+        is_record=True,
         variant=record.variant or "",
         machine=record.versions.get("machine") or "",
         counts={name: record.test[name] for name in _COUNTS if name in record.test},

@@ -3,63 +3,20 @@
 from __future__ import annotations
 
 import html
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from markdown_it import MarkdownIt
-from rich.console import Console
 from sparsum_experiments import report
-from sparsum_experiments.cli import app
-from sparsum_experiments.registry import NAMES, experiment_class, make_args
-from sparsum_experiments.report.comparison import Comparison
+from sparsum_experiments.main import main
+from sparsum_experiments.registry import NAMES, experiment_class
+from sparsum_experiments.report.comparison import PaperTable, paper_table, read_tables
 from sparsum_experiments.report.markup import escape_latex, escape_markdown
-from sparsum_experiments.report.paper import paper_table, read_tables
-from sparsum_experiments.runs import RunFolder
-from sparsum_experiments.runs.records import write_records
+from sparsum_experiments.runs import read_records, write_records
 
-
-def make_run(
-    path: Path,
-    test: dict[str, float] | None,
-    *,
-    experiment: str = "ssvae",
-    method: str = "sparse",
-    calls: tuple[float, ...] = (3.0, 1.0),
-    **options: Any,
-) -> Path:
-    """A run that was never made, of one epoch for each number of calls; an epoch takes 1.5 seconds."""
-    folder = RunFolder(path)
-    folder.create(experiment, make_args(experiment, method, {"epochs": 2, "data": "mnist", **options}))
-    for epoch, mean in enumerate(calls):
-        line = {"epoch": epoch, "validation": {"elbo": -1.0}, "calls": {"mean": mean}, "seconds": 1.5}
-        folder.add_metrics(line)
-    if test is not None:
-        (path / "evaluation.json").write_text(json.dumps(test))
-    return path
-
-
-def make_records(path: Path, out: Path, variant: str = "") -> list[Path]:
-    return write_records([path], out, variant)
-
-
-def table_of(*places: Path) -> Comparison:
-    (table,), problems = report.read_comparisons(places)
-    assert not problems
-    return table
-
-
-def column(table: Comparison, name: str) -> dict[str, str]:
-    """The texts of a column by the labels of their rows."""
-    i = table.header.index(name)
-    return {row[0].text: row[i].text for row in table.rows}
-
-
-def best(table: Comparison, name: str) -> list[str]:
-    i = table.header.index(name)
-    return [row[0].text for row in table.rows if row[i].is_best]
+from tests.experiments.report.making import best, change_config, column, make_records, make_run, shown, table_of
 
 
 def test_numbers_by_hand(tmp_path: Path) -> None:
@@ -164,14 +121,6 @@ def test_unfinished_and_unevaluated_runs_are_named_and_not_averaged(tmp_path: Pa
     )
 
 
-@pytest.mark.parametrize(("key", "value"), [("method", "dense"), ("seed", 1), ("bits", 8)])
-def test_a_record_that_contradicts_itself_is_none(tmp_path: Path, key: str, value: object) -> None:
-    record = json.loads((Path(__file__).parents[3] / "results/ssvae/sparse/seed-0.json").read_text())
-    (tmp_path / "seed-0.json").write_text(json.dumps(record | {key: value}))
-    _, problems = report.read_comparisons([tmp_path])
-    assert [f"its {key} is {value!r}, but the run was told" in problem for problem in problems] == [True]
-
-
 def test_no_finished_run_is_said(tmp_path: Path) -> None:
     make_run(tmp_path, None, calls=())
     assert table_of(tmp_path).notes[0] == "No run on mnist is finished and evaluated yet."
@@ -180,14 +129,14 @@ def test_no_finished_run_is_said(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path / "a", {"accuracy": 0.9})
-    (tmp_path / "seed-1.json").write_text("{}")
+    (tmp_path / "ssvae.jsonl.gz").write_text("{}")
     tables, problems = report.read_comparisons([tmp_path])
-    assert [problem.partition(":")[0] for problem in problems] == ["seed-1.json is no record of a run"]
-    assert "Left out:\n\n- seed-1.json is no record" in report.markdown(tables, problems)
-    assert "% seed-1.json is no record" in report.latex(tables, problems)
+    assert [problem.partition(",")[0] for problem in problems] == ["ssvae.jsonl.gz is not a gzip file"]
+    assert "Left out:\n\n- ssvae.jsonl.gz is not a gzip file" in report.markdown(tables, problems)
+    assert "% ssvae.jsonl.gz is not a gzip file" in report.latex(tables, problems)
 
 
-def test_settings_that_differ_are_rows_and_are_told(tmp_path: Path) -> None:
+def test_settings_that_differ_are_rows_and_are_listed(tmp_path: Path) -> None:
     make_run(tmp_path / "a", {"accuracy": 0.9}, lr=0.01)
     make_run(tmp_path / "b", {"accuracy": 0.8}, lr=0.002)
     make_run(tmp_path / "c", {"accuracy": 0.8}, method="gumbel", latent=4)
@@ -205,11 +154,11 @@ def test_settings_that_differ_are_rows_and_are_told(tmp_path: Path) -> None:
 def test_records_are_read_as_runs_are(tmp_path: Path) -> None:
     for seed, accuracy in enumerate([0.8, 0.9]):
         make_run(tmp_path / "runs" / str(seed), {"accuracy": accuracy}, seed=seed, lr=0.123456789)
-    files = make_records(tmp_path / "runs", tmp_path / "results")
+    file = make_records(tmp_path / "runs", tmp_path / "results")
     make_run(tmp_path / "more" / "2", {"accuracy": 0.7}, seed=2, lr=0.123456789, device="cpu")
     assert table_of(tmp_path / "results") == table_of(tmp_path / "runs")
     assert table_of(tmp_path / "results", tmp_path / "runs") == table_of(tmp_path / "runs")  # each run once
-    table = table_of(files[0], tmp_path / "results", tmp_path / "more")
+    table = table_of(file, tmp_path / "results", tmp_path / "more")
     assert column(table, "seeds")["sparse"] == "3"
     assert column(table, "accuracy %")["sparse"] == "80.00 ± 5.77"  # 10 / sqrt(3)
 
@@ -240,25 +189,19 @@ def test_variants_come_after_their_method(tmp_path: Path) -> None:
     assert column(table, "seeds")["sparse (zeta)"] == "2"
 
 
-def test_the_page_and_the_terminal_show_records(tmp_path: Path) -> None:
+def test_the_terminal_shows_records(tmp_path: Path) -> None:
     make_run(tmp_path / "run", {"accuracy": 0.75})
     make_records(tmp_path / "run", tmp_path / "results", "mine")
-    page = report.write_report([tmp_path / "results"], tmp_path / "page.html").read_text()
-    for text in ("ssvae on mnist", "variant mine", "0.75", "paper&#x27;s accuracy %", "96.87 ± 0.1"):
-        assert text in page
-    assert "The commands" not in page  # which records do not have
-    console = Console(width=200)
-    with console.capture() as captured:
-        console.print(report.summary_table([tmp_path / "results"]))
-    assert "variant mine" in captured.get()
+    assert "variant mine" in shown(tmp_path / "results")
 
 
-def test_evaluation_and_records_are_of_folders_alone(tmp_path: Path) -> None:
-    make_run(tmp_path / "run", {"accuracy": 0.75})
-    files = make_records(tmp_path / "run", tmp_path / "results")
-    assert report.find_runs([tmp_path]) == [tmp_path / "run"]
-    assert report.find_records([tmp_path]) == files
-    assert make_records(tmp_path, tmp_path / "again") == [tmp_path / "again" / files[0].relative_to(tmp_path / "results")]
+def test_records_of_one_name_with_different_settings_stay_apart(tmp_path: Path) -> None:
+    for i in range(2):
+        make_run(tmp_path / "run" / str(i), {"accuracy": 0.5 + 0.1 * i}, lr=0.01 * (i + 1))
+        make_records(tmp_path / "run" / str(i), tmp_path / str(i))
+    both = [record for i in range(2) for record in read_records(tmp_path / str(i) / "ssvae.jsonl.gz")[0]]
+    write_records(tmp_path / "both" / "ssvae.jsonl.gz", both)  # as nobody should
+    assert list(column(table_of(tmp_path / "both"), "accuracy %").values())[:2] == ["50.00", "60.00"]
 
 
 SIGNS = r"\ ` * _ { } [ ] < > & % $ # ~ ^ | -- a"
@@ -267,9 +210,7 @@ SIGNS = r"\ ` * _ { } [ ] < > & % $ # ~ ^ | -- a"
 @pytest.mark.parametrize("sign", [*SIGNS.split(), "two\nlines", "[b]", "\\\\"])
 def test_names_are_text_and_not_markup(tmp_path: Path, sign: str) -> None:
     make_run(tmp_path, {"accuracy": 0.5})
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["args"] |= {"method": sign, "data": f"x{sign}"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    change_config(tmp_path, {"method": sign, "data": f"x{sign}"})
     tables, _ = report.read_comparisons([tmp_path])
     page = MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(report.markdown(tables, []))
     cells = [html.unescape(cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", page)]  # an element within would be seen
@@ -277,7 +218,7 @@ def test_names_are_text_and_not_markup(tmp_path: Path, sign: str) -> None:
     assert cells[0] == " ".join(sign.split())
     assert f"<h3>ssvae on {html.escape('x' + ' '.join(sign.split()))}</h3>" in page
     tex = report.latex(tables, [])
-    assert f"\\caption{{ssvae on x{escape_latex(sign)}}}" in tex
+    assert f"\\caption{{ssvae on x{escape_latex(sign)}. {escape_latex(sign)} is the only" in tex
     assert f"\n{escape_latex(sign)} & 50.00 & " in tex
     assert balance(tex) == 0
 
@@ -316,50 +257,66 @@ def test_the_paper_has_known_methods_alone() -> None:
             for name, numbers in values.items():
                 assert len(numbers) in (1, 2), (method, name)
     assert [len(table["rows"]) for table in read_tables()] == [8, 8, 8, 8]
-    assert paper_table("ssvae", "digits") is None
-    assert paper_table("bitvector-vae", "fashion-mnist", 64) is None
+    assert paper_table("ssvae", "digits") == PaperTable()
+    assert paper_table("bitvector-vae", "fashion-mnist", 64) == PaperTable()
+
+
+def sparsum(*words: str) -> int:
+    """Run a command; returns its exit status."""
+    with pytest.raises(SystemExit) as stopped:
+        main(list(words))
+    return int(stopped.value.code or 0)
 
 
 @pytest.mark.parametrize("flag", ["--markdown", "--latex"])
 def test_the_command_prints_tables_and_writes_no_page(flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path / "run", {"accuracy": 0.75}, data=":smile:")
-    app(["report", str(tmp_path), flag], standalone_mode=False)
-    shown = capsys.readouterr().out
-    assert ":smile:" in shown
-    assert "75.00" in shown
+    assert sparsum("report", str(tmp_path), flag) == 0
+    output = capsys.readouterr().out
+    assert ":smile:" in output
+    assert "75.00" in output
     assert not list(tmp_path.rglob("*.html"))
-    with pytest.raises(ValueError, match="choose one"):
-        app(["report", str(tmp_path), flag, "--out", "page.html"], standalone_mode=False)
-    with pytest.raises(ValueError, match="choose one"):
-        app(["report", str(tmp_path), "--markdown", "--latex"], standalone_mode=False)
-
-
-def test_a_page_does_not_replace_a_record(tmp_path: Path) -> None:
-    make_run(tmp_path / "run", {"accuracy": 0.75})
-    (file,) = make_records(tmp_path / "run", tmp_path / "results")
-    before = file.read_text()
-    app(["report", str(file)], standalone_mode=False)
-    assert file.read_text() == before
-    assert (file.parent / "report.html").exists()
-
-
-def test_a_page_replaces_pages_alone(tmp_path: Path) -> None:
-    make_run(tmp_path / "run", {"accuracy": 0.75})
-    (record,) = make_records(tmp_path / "run", tmp_path / "results")
-    (tmp_path / "empty.html").touch()
-    for _ in range(2):  # the second time a page is there
-        app(["report", str(record.parent), "-o", str(tmp_path / "empty.html")], standalone_mode=False)
-        assert (tmp_path / "empty.html").read_text().startswith("<!doctype html>")
-    before = record.read_text()
-    with pytest.raises(ValueError, match=r"seed-0\.json is there and is no page"):
-        app(["report", str(record.parent), "-o", str(record)], standalone_mode=False)
-    assert record.read_text() == before
+    for flags in ([flag, "--out", "page.html"], ["--markdown", "--latex"]):
+        assert sparsum("report", str(tmp_path), *flags) == 2
+        assert "choose one" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flags", [[], ["--markdown"], ["--latex"]])
 def test_nothing_but_broken_records_is_a_failure(
     flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "seed-0.json").write_text("{}")
-    assert app(["report", str(tmp_path), *flags], standalone_mode=False) == 1
-    assert "is no record of a run" in re.sub(r"\s+", " ", capsys.readouterr().out)
+    (tmp_path / "ssvae.jsonl.gz").write_text("{}")
+    assert sparsum("report", str(tmp_path), *flags) == 1
+    assert "is not a gzip file" in re.sub(r"\s+", " ", capsys.readouterr().out)
+
+
+def test_a_page_does_not_replace_a_record(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", {"accuracy": 0.75})
+    file = make_records(tmp_path / "run", tmp_path / "results")
+    before = file.read_bytes()
+    assert sparsum("report", str(file)) == 0
+    assert file.read_bytes() == before
+    assert (file.parent / "report.html").exists()
+
+
+def test_a_page_replaces_pages_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path / "run", {"accuracy": 0.75})
+    record = make_records(tmp_path / "run", tmp_path / "results")
+    (tmp_path / "empty.html").touch()
+    for _ in range(2):  # the second time a page is there
+        assert sparsum("report", str(record.parent), "-o", str(tmp_path / "empty.html")) == 0
+        assert (tmp_path / "empty.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    before = record.read_bytes()
+    capsys.readouterr()
+    assert sparsum("report", str(record.parent), "-o", str(record)) == 2
+    assert "ssvae.jsonl.gz exists and is not an HTML report" in " ".join(capsys.readouterr().err.split())
+    assert record.read_bytes() == before
+
+
+def test_the_page_shows_records(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", {"accuracy": 0.75})
+    make_records(tmp_path / "run", tmp_path / "results", "mine")
+    page = report.write_report([tmp_path / "results"], tmp_path / "page.html").read_text(encoding="utf-8")
+    for text in ("ssvae on mnist", "variant mine", "0.75", "paper&#39;s accuracy %", "96.87 ± 0.1"):
+        assert text in page
+    assert "The command" not in page  # which records do not have

@@ -116,7 +116,7 @@ def read_latent(file: pathlib.Path) -> Latent:
     """
     try:
         content = parse_json(read_bytes(file, _MAX_BYTES), "it")
-        if not isinstance(content, dict) or content.get("experiment") not in VIEWS:
+        if not isinstance(content, dict) or content.get("experiment") not in list(VIEWS):
             raise ValueError(f"experiment must be one of {', '.join(VIEWS)}")
         if "config" not in content:
             raise ValueError("config is missing; write it again with sparsum record --latent")

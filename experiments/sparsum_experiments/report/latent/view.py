@@ -25,13 +25,11 @@ _CLASSES = {
 }
 
 
-def _decoded(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
+def _decoded(value: Any, info: pydantic.ValidationInfo) -> Any:
     try:
-        return base64.b64decode(value, validate=True)
+        return base64.b64decode(value, validate=True) if isinstance(value, str) else value
     except ValueError:
-        raise ValueError("the text is not base64") from None
+        raise ValueError(f"{info.field_name} is not base64") from None
 
 
 def base64_text(content: bytes) -> str:
