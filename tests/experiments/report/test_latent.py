@@ -257,7 +257,7 @@ def test_missing_data_is_reported_and_the_report_goes_on(runs: Callable[..., pat
     (place / "symbols" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     text = text_of(page_of(place, out=tmp_path / "page.html"))
     assert "Views that could not be made" in text
-    assert str(tmp_path / 'moved' / 'features') in text.partition("Views that could not be made")[2]
+    assert str(tmp_path / "moved" / "features") in text.partition("Views that could not be made")[2]
     assert "12 samples" in page_of(place, out=tmp_path / "page.html")
 
 

@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import Markup
 from rich.console import Console
 from sparsum_experiments import report
 from sparsum_experiments.errors import UsageError
 from sparsum_experiments.registry import make_args
 from sparsum_experiments.report import page
 from sparsum_experiments.report.comparison import compare
-from sparsum_experiments.report.figures import Figure, Point, Series, draw, figures_of
-from sparsum_experiments.report.html import json_script
-from sparsum_experiments.report.latent import latent_views
-from sparsum_experiments.runs import RunFolder
+from sparsum_experiments.report.figures import Drawing, Figure, Point, Series, draw, figures_of
+from sparsum_experiments.runs import Config, RunArgs, RunFolder, RunWriter
 from sparsum_experiments.training.start import run
 
 VOID = {"img", "meta"}
+LEFT, TOP, WIDTH, HEIGHT = 66, 14, 440, 314  # of the plot in a figure
 
 
 class Reader(HTMLParser):
@@ -56,10 +56,21 @@ class Reader(HTMLParser):
 
 def read(file: Path) -> Reader:
     reader = Reader()
-    reader.feed(file.read_text())
+    reader.feed(file.read_text(encoding="utf-8"))
     reader.close()
     assert not reader.open
     return reader
+
+
+def config_of(experiment: str, method: str, **options: Any) -> Config:
+    return Config(experiment=experiment, args=RunArgs(**make_args(experiment, method, options).model_dump()))
+
+
+def change_config(path: Path, args: dict[str, Any] | None = None, **others: Any) -> None:
+    """Another config of a run, as somebody could have written it."""
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    config = config | others | {"args": config["args"] | (args or {})}
+    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
 def make_run(
@@ -68,12 +79,12 @@ def make_run(
     """A run that was never made; an epoch takes 1.5 seconds."""
     experiment, method = options.pop("experiment", "ssvae"), options.pop("method", "sparse")
     folder = RunFolder(path)
-    folder.create(experiment, make_args(experiment, method, {"epochs": 3, **options}))
+    folder.create(config_of(experiment, method, epochs=options.pop("epochs", 3), **options))
     for epoch, value in enumerate(values):
         line = {"epoch": epoch, "validation": {"accuracy": 0.5, "elbo": value}, "calls": {"mean": calls}, "seconds": 1.5}
         folder.add_metrics(line)
     if test is not None:
-        (path / "evaluation.json").write_text(json.dumps(test))
+        (path / "evaluation.json").write_text(json.dumps(test), encoding="utf-8")
     return path
 
 
@@ -88,8 +99,8 @@ def test_real_run_is_reported(tmp_path: Path) -> None:
     options = {"epochs": 1, "warm_epochs": 0, "batch_size": 1000, "device": "cpu"}
     folder, (line,) = run("ssvae", "entmax15", options, out=tmp_path / "runs" / "one")
     page = read(report.write_report([tmp_path / "runs"], tmp_path / "page"))
-    record = report.read_run(folder.path)
-    assert (record.is_finished, record.seconds, record.calls) == (True, line["seconds"], line["calls"]["mean"])
+    read_again = report.read_run(folder.path)
+    assert (read_again.is_finished, read_again.seconds, read_again.calls) == (True, line["seconds"], line["calls"]["mean"])
     assert "ssvae on digits" in page.text
     assert f"{line['validation']['elbo']:.4g}" in page.text
     assert "entmax15" in shown(folder.path)
@@ -115,7 +126,7 @@ def test_statistics_by_hand(tmp_path: Path) -> None:
     assert report.statistic([4.0]).error is None
 
 
-def test_settings_that_differ_are_told_apart(tmp_path: Path) -> None:
+def test_settings_that_differ_are_kept_apart(tmp_path: Path) -> None:
     make_run(tmp_path / "a", [-3.0] * 3, lr=0.1)
     make_run(tmp_path / "b", [-2.0] * 3, lr=0.2, device="cpu", data_dir="elsewhere")
     make_run(tmp_path / "c", [-4.0] * 3, lr=0.1, method="dense", calls=100.0)
@@ -137,10 +148,7 @@ def test_settings_that_differ_are_told_apart(tmp_path: Path) -> None:
 def test_page_is_whole_escaped_and_asks_for_nothing(tmp_path: Path) -> None:
     evil = "<script>alert('&amp;')</script>"
     make_run(tmp_path / "a", [-3.0, -2.0, -1.0], data=evil, test={f"<b>{evil}": 1.0})
-    config = json.loads((tmp_path / "a" / "config.json").read_text())
-    config["args"]["method"] = '"><img src=x>'
-    config["command"] = ["/somewhere/cli.py", "train", evil]
-    (tmp_path / "a" / "config.json").write_text(json.dumps(config))
+    change_config(tmp_path / "a", {"method": '"><img src=x>'}, command=["/somewhere/main.py", "train", evil])
     file = report.write_report([tmp_path], tmp_path / "page.html")
     page = read(file)
     assert not page.seen & {"img", "link", "iframe", "b"}
@@ -149,36 +157,36 @@ def test_page_is_whole_escaped_and_asks_for_nothing(tmp_path: Path) -> None:
     assert evil in page.text
     assert '"><img src=x>' in page.text
     assert f"sparsum train '{evil.replace(chr(39), chr(39) + chr(34) + chr(39) + chr(34) + chr(39))}'" in page.text
-    assert set(re.findall(r"url\(.", file.read_text())) == {"url(#"}
-    # The name of SVG is no address that is asked for.
-    assert set(re.findall(r"https?://[^\"']*", file.read_text())) == {"http://www.w3.org/2000/svg"}
+    assert set(re.findall(r"url\(.", file.read_text(encoding="utf-8"))) == {"url(#"}
+    # The name of SVG is not an address that is requested.
+    assert set(re.findall(r"https?://[^\"']*", file.read_text(encoding="utf-8"))) == {"http://www.w3.org/2000/svg"}
     assert evil in shown(tmp_path)  # and a bracket is no markup in the terminal
     assert not list(tmp_path.glob(".page.html*"))
 
 
-def test_partial_and_broken_runs_are_told(tmp_path: Path) -> None:
+def test_partial_and_broken_runs_are_named(tmp_path: Path) -> None:
     make_run(tmp_path / "begun", [], method="dense")
     make_run(tmp_path / "partial", [-3.0, -2.5])
     with (tmp_path / "partial" / "metrics.jsonl").open("a") as file:
         file.write('{"epoch": 2, "val')  # cut short by a crash: not an error
     make_run(tmp_path / "broken", [-3.0] * 3, seed=1)
-    (tmp_path / "broken" / "metrics.jsonl").write_text('{"epoch": 0\n{"epoch": 1}\n')
+    (tmp_path / "broken" / "metrics.jsonl").write_text('{"epoch": 0\n{"epoch": 1}\n', encoding="utf-8")
     make_run(tmp_path / "odd", [-3.0] * 3, seed=2)
-    (tmp_path / "odd" / "metrics.jsonl").write_text('{"epoch": 0}\n')
+    (tmp_path / "odd" / "metrics.jsonl").write_text('{"epoch": 0}\n', encoding="utf-8")
     make_run(tmp_path / "evaluated", [-3.0] * 3, seed=3, method="sfe", test={})
-    (tmp_path / "evaluated" / "evaluation.json").write_text("[1")
+    (tmp_path / "evaluated" / "evaluation.json").write_text("[1", encoding="utf-8")
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "config.json").write_text("{}")
+    (tmp_path / "other" / "config.json").write_text("{}", encoding="utf-8")
     page = read(report.write_report([tmp_path], tmp_path / "page.html"))
     assert "0 of 1, unfinished, at epoch 2 of 3" in page.text
     for name in (
-        "broken/metrics.jsonl is no JSON",
+        "broken/metrics.jsonl is not valid JSON",
         "line 1 of",
-        "evaluation.json is no JSON",
-        "does not say what a run was",
+        "evaluation.json is not valid JSON",
+        "other/config.json: experiment is missing",
     ):
         assert name in page.text
-        assert name in shown(tmp_path)
+        assert name in shown(tmp_path, width=1000)
     assert "sfe" in page.text  # a broken evaluation does not hide its run
 
 
@@ -187,7 +195,7 @@ def test_runs_that_diverged_are_reported(tmp_path: Path, number: str) -> None:
     for seed in range(2):
         path = make_run(tmp_path / str(seed), [-3.0, 77.0, 77.0], seed=seed, calls=77.0, test={"accuracy": 77.0})
         for file in (path / "metrics.jsonl", path / "evaluation.json"):
-            file.write_text(file.read_text().replace("77.0", number))
+            file.write_text(file.read_text(encoding="utf-8").replace("77.0", number))
     make_run(tmp_path / "good", [-3.0, -2.5, -2.0], method="dense")
     page = read(report.write_report([tmp_path], tmp_path / "page.html"))
     assert not [text for text in page.data if "NaN" in text and text.startswith("{")]  # which is no JSON
@@ -196,20 +204,18 @@ def test_runs_that_diverged_are_reported(tmp_path: Path, number: str) -> None:
 
 def test_a_run_of_another_version_is_reported(tmp_path: Path) -> None:
     path = make_run(tmp_path / "a", [-3.0] * 3)
-    lines = (path / "metrics.jsonl").read_text().replace('"elbo"', '"another"')
-    (path / "metrics.jsonl").write_text(lines)
+    lines = (path / "metrics.jsonl").read_text(encoding="utf-8").replace('"elbo"', '"another"')
+    (path / "metrics.jsonl").write_text(lines, encoding="utf-8")
     assert "validation another" in read(report.write_report([tmp_path], tmp_path / "page.html")).text
 
 
 @pytest.mark.parametrize("change", [{"epochs": "many"}, {"method": ["sparse"]}, {"bits": "six"}, {"method": None}])
 def test_odd_options_do_not_stop_the_report(tmp_path: Path, change: dict[str, Any]) -> None:
     make_run(tmp_path / "good", [-3.0] * 3)
-    config = json.loads((make_run(tmp_path / "odd", [-3.0] * 3, seed=1) / "config.json").read_text())
-    config["args"] |= change
-    (tmp_path / "odd" / "config.json").write_text(json.dumps(config))
+    change_config(make_run(tmp_path / "odd", [-3.0] * 3, seed=1), change)
     page = read(report.write_report([tmp_path], tmp_path / "page.html"))
-    assert "odd/config.json does not say what a run was told" in page.text
-    assert "results of 1 runRead on" in page.text
+    assert f"odd/config.json: args.{next(iter(change))}" in page.text
+    assert "results of 1 run\n" in page.text
 
 
 def test_finished_seeds_alone_count(tmp_path: Path) -> None:
@@ -220,7 +226,7 @@ def test_finished_seeds_alone_count(tmp_path: Path) -> None:
     (summary,) = section.summaries
     assert (summary.validation["elbo"].mean, summary.n_finished, summary.n_runs) == (-2.0, 1, 2)
     assert len(problems) == 1
-    assert problems[0].startswith(f"{tmp_path / 'again'}: another run was told the same")
+    assert problems[0].startswith(f"{tmp_path / 'again'}: {tmp_path / 'a'} has the same config and seed")
 
 
 def test_no_run_is_an_error(tmp_path: Path) -> None:
@@ -234,32 +240,34 @@ def test_no_run_is_an_error(tmp_path: Path) -> None:
     assert "no epoch is finished yet" in shown(tmp_path)
 
 
-@pytest.mark.parametrize("n_lines", [1, 3, 20])
+@pytest.mark.parametrize("n_lines", [1, 3, 30])
 @pytest.mark.parametrize("values", [[1.0], [2.0, 2.0], [0.0, 0.0], [-1e-9, 3e9, math.nan, 4.0], [5.0, 500.0] * 100])
-@pytest.mark.parametrize("is_logarithmic", [True, False])
-def test_lines_are_drawn_within_their_frame(n_lines: int, values: list[float], *, is_logarithmic: bool) -> None:
+@pytest.mark.parametrize("logarithmic", ["y", ""])
+def test_lines_are_drawn_within_their_frame(n_lines: int, values: list[float], logarithmic: str) -> None:
     epochs = list(range(1, len(values) + 1))
     lines = [Series(f"line {i}", i, epochs, values, values, values) for i in range(n_lines)]
-    root = parse(draw(Figure("a < b", "a note", "epoch", "y", lines, y_is_logarithmic=is_logarithmic), "one"))
-    shown = [value for value in values if math.isfinite(value) and (value > 0 or not is_logarithmic)]
+    drawn = draw(Figure("a < b", "a note", "epoch", "y", lines, logarithmic), "one")
+    shown = [value for value in values if math.isfinite(value) and (value > 0 or not logarithmic)]
     if not shown:
-        assert "Nothing to draw" in "".join(root.itertext())
+        assert "Nothing to draw" in drawn.note
         return
-    paths = [each for each in root.iter("path") if each.attrib["class"] == "line"]
-    assert len(paths) == n_lines
+    root = parse(drawn)
+    paths = [each for each in root.iter("path") if each.get("stroke-width") == "1.8"]
+    assert [each.attrib["data-series"] for each in paths] == [str(i) for i in range(n_lines)]
     for path in paths:
-        points = [tuple(map(float, point[1:].split())) for point in re.findall(r"[ML][^ML]+", path.attrib["d"])]
+        points = re.findall(r"[ML]([-\d.]+),([-\d.]+)", path.attrib["d"])
         assert len(points) == len(shown)
-        assert all(66 <= x <= 512 and 14 <= y <= 328 for x, y in points)
-    assert_within(root)
+        assert all(0 <= float(x) <= WIDTH and 0 <= float(y) <= drawn.height - 66 for x, y in points)
+    assert_within(drawn)
 
 
 def test_a_spike_does_not_flatten_a_figure() -> None:
     values = [float(i % 10) for i in range(100)]
     values[0], values[60] = 500.0, 1e6
     drawn = draw(Figure("title", "note", "epoch", "y", [Series("a", 0, list(range(1, 101)), values)]), "one")
-    assert "of the first epochs or of spikes, are outside" in drawn
-    heights = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", drawn)]
+    assert "of the first epochs or of spikes, are outside" in drawn.note
+    (line,) = [each for each in parse(drawn).iter("path") if each.get("stroke-width") == "1.8"]
+    heights = [float(y) for y in re.findall(r"[ML][-\d.]+,([-\d.]+)", line.attrib["d"])]
     assert max(heights) - min(y for y in heights if y > 0) > 200
 
 
@@ -268,32 +276,61 @@ def test_a_spike_does_not_flatten_a_figure() -> None:
 def test_points_are_drawn_within_their_frame(n: int, value: float) -> None:
     points = [Point(report.Statistic(value + i, 0.5, 3), report.Statistic(-value, None, 1)) for i in range(n)]
     series = [Series(f"a long name of method {i}", i, point=point) for i, point in enumerate(points)]
-    root = parse(draw(Figure("title", "note", "x", "y", series), "one"))
-    assert len({each.attrib["transform"] for each in root.iter("path") if each.attrib["class"] == "mark"}) == n
-    assert_within(root)
+    drawn = draw(Figure("title", "note", "x", "y", series), "one")
+    marks = [each for each in parse(drawn).iter("path") if each.get("fill", "").startswith("var(--c")]
+    assert len({each.attrib["transform"] for each in marks}) == 2 * n  # each once more beside its name
+    assert_within(drawn)
 
 
-def parse(drawn: str) -> xml.etree.ElementTree.Element:
-    return xml.etree.ElementTree.fromstring(drawn)
+def test_drawn_places_are_those_of_the_numbers_for_scripts() -> None:
+    values = [3.0, 30.0, 300.0]
+    drawn = draw(Figure("title", "note", "epoch", "y", [Series("a", 0, [1, 2, 3], values)], "y"), "one")
+    (line,) = [each for each in parse(drawn).iter("path") if each.get("stroke-width") == "1.8"]
+    points = [(float(x), float(y)) for x, y in re.findall(r"[ML]([-\d.]+),([-\d.]+)", line.attrib["d"])]
+
+    def place(axis: dict[str, Any], value: float) -> float:
+        scaled = math.log10(value) if axis["is_logarithmic"] else value
+        part = (scaled - axis["low"]) / (axis["high"] - axis["low"])
+        found: float = axis["start"] + part * (axis["end"] - axis["start"])
+        return found
+
+    for (x, y), epoch, value in zip(points, [1, 2, 3], values, strict=True):
+        assert x + LEFT == pytest.approx(place(drawn.numbers["x"], epoch), abs=0.1)
+        assert y + TOP == pytest.approx(place(drawn.numbers["y"], value), abs=0.1)
 
 
-def assert_within(root: xml.etree.ElementTree.Element) -> None:
-    """All texts are in the picture, and none covers another of the same column."""
-    picture = next(root.iter("svg"))
-    _, _, width, height = map(float, picture.attrib["viewBox"].split())
-    texts = [each.attrib for each in picture.iter("text") if "transform" not in each.attrib]
-    assert all(0 < float(each["x"]) < width and 0 < float(each["y"]) < height for each in texts)
-    places = [(each["x"], each["y"]) for each in texts]
-    assert len(places) == len(set(places))
+def parse(drawn: Drawing) -> xml.etree.ElementTree.Element:
+    return xml.etree.ElementTree.fromstring(f"<svg>{drawn.picture}</svg>")
+
+
+def assert_within(drawn: Drawing) -> None:
+    """All texts are in the picture, and the names beside the plot do not overlap."""
+    places = []
+    for each in parse(drawn).iter("text"):
+        x, y = re.findall(r"translate\(([-\d.]+),([-\d.]+)\)", each.attrib["transform"])[0]
+        places.append((float(x) + LEFT, float(y) + TOP, "data-series" in each.attrib))
+    assert all(0 <= x <= drawn.width for x, _, is_name in places if is_name)
+    heights = sorted(y for _, y, is_name in places if is_name)
+    assert all(0 < y < drawn.height for y in heights)
+    assert all(low + 14 <= high for low, high in zip(heights, heights[1:], strict=False))
+
+
+def test_hostile_names_are_drawn_as_text() -> None:
+    names = ["</text><script>alert(1)</script>", "\x1b[31m\x00", 'x fill="red"', "]]>&amp;", "\u2028"]
+    series = [Series(name, i, [1, 2], [1.0, float(i)]) for i, name in enumerate(names)]
+    root = parse(draw(Figure("title", "note", "<b>\x07", "</svg>", series), "one"))
+    assert {each.tag for each in root.iter()} <= {"svg", "g", "path", "line", "text", "clipPath", "rect"}
+    texts = [each.text for each in root.iter("text") if "data-series" in each.attrib]
+    assert {text and text[:4] for text in texts} == {"</te", "\\x1b", "x fi", "]]>&", "\\u20"}
 
 
 def test_bands_of_calls_are_percentiles(tmp_path: Path) -> None:
     for seed, shift in enumerate((0.0, 2.0)):
         path = make_run(tmp_path / str(seed), [-1.0] * 3, seed=seed)
-        lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
         for line in lines:
             line["calls"] |= {"median": 3 + shift, "p10": 1 + shift, "p90": 8 + 2 * shift, "p25": 2.0, "p75": 4.0}
-        (path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        (path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
     (section,), _ = report.read_sections([tmp_path])
     calls = next(figure for figure in figures_of(section) if "calls" in figure.title)
     (line,) = calls.series
@@ -304,7 +341,7 @@ def test_bands_of_calls_are_percentiles(tmp_path: Path) -> None:
 def test_bit_vectors_have_the_figures_of_the_paper(tmp_path: Path) -> None:
     for seed, rate in enumerate((10.0, 14.0)):
         folder = RunFolder(tmp_path / str(seed))
-        folder.create("bitvector-vae", make_args("bitvector-vae", "topk", {"epochs": 2, "bits": 32, "seed": seed}))
+        folder.create(config_of("bitvector-vae", "topk", epochs=2, bits=32, seed=seed))
         for epoch, calls in enumerate((10.0, 4.0)):
             metrics = {"elbo": -100.0 - seed, "rate": rate - epoch, "distortion": 90.0}
             folder.add_metrics({"epoch": epoch, "validation": metrics, "calls": {"mean": calls + seed}, "seconds": 1.5})
@@ -327,15 +364,15 @@ def test_long_runs_are_thinned_and_grids_folded(tmp_path: Path) -> None:
     page = read(file)
     assert "sparse: epochs 3, lr 0.001 (of 20)" in page.text
     assert "All settings (21 rows)" in page.text
-    assert "Of 2000 epochs 250 are drawn." in page.text
-    assert len(file.read_text()) < 200_000
+    assert "100 of 2000 epochs are drawn." in page.text
+    assert len(file.read_text(encoding="utf-8")) < 200_000
 
 
-def test_scripts_and_styles_end_no_element() -> None:
+def test_scripts_and_styles_do_not_end_their_element() -> None:
     files = list((Path(report.__file__).parent / "page").iterdir())
     assert {file.suffix for file in files} == {".js", ".css"}
     for file in files:
-        assert not re.search(r"</(script|style)|<!--", file.read_text()), file
+        assert not re.search(r"</(script|style)|<!--", file.read_text(encoding="utf-8")), file
 
 
 def test_long_tables_show_the_best_of_the_evaluated_settings(tmp_path: Path) -> None:
@@ -352,8 +389,9 @@ def test_long_tables_show_the_best_of_the_evaluated_settings(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("text", ["</script><script>alert(1)</script>", "<!--", "\u2028", "&lt;", "\"'"])
 def test_numbers_for_scripts_are_escaped(text: str) -> None:
-    script = json_script({text: [text]})
-    inside = script.removeprefix('<script type="application/json">').removesuffix("</script>")
+    drawn = Drawing("title", "note", Markup("<g></g>"), 1, "description", {text: [text]})
+    chart = page.macros("section.html.j2").chart(drawn, "one")
+    (inside,) = re.findall(r'<script type="application/json">(.*?)</script>', chart, flags=re.DOTALL)
     assert not set("<>&\u2028\u2029") & set(inside)
     assert json.loads(inside) == {text: [text]}
 
@@ -361,7 +399,7 @@ def test_numbers_for_scripts_are_escaped(text: str) -> None:
 @pytest.mark.parametrize("is_alone", [True, False])
 def test_a_run_of_no_epochs_is_reported(tmp_path: Path, *, is_alone: bool) -> None:
     path = make_run(tmp_path / "none", [], epochs=0, test={"accuracy": 0.25, "epochs": 0})
-    (path / "metrics.jsonl").write_text("")
+    (path / "metrics.jsonl").write_text("", encoding="utf-8")
     if not is_alone:
         make_run(tmp_path / "other", [-3.0] * 3, test={"accuracy": 0.5})
     page = read(report.write_report([tmp_path], tmp_path / "page.html"))
@@ -369,33 +407,82 @@ def test_a_run_of_no_epochs_is_reported(tmp_path: Path, *, is_alone: bool) -> No
     assert shown(tmp_path)
 
 
-def test_pages_of_many_sections_stay_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_of_many_sections_have_fewer_points(tmp_path: Path) -> None:
+    for i in range(16):
+        make_run(tmp_path / str(i), [-5.0 + 0.01 * j for j in range(60)], data=f"data-{i}", epochs=60)
+    text = read(report.write_report([tmp_path], tmp_path / "page.html")).text
+    assert "50 of 60 epochs are drawn." in text
+
+
+def test_large_pages_leave_out_commands_then_views_then_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for i in range(3):
         make_run(tmp_path / str(i), [-5.0 + 0.01 * j for j in range(300)], data=f"data-{i}", epochs=300)
+        change_config(tmp_path / str(i), command=["sparsum", "train", "x" * 5000])
     whole = report.write_report([tmp_path], tmp_path / "page.html")
-    assert "Of 300 epochs 250 are drawn." in read(whole).text
-    assert "The command of 1 run" in read(whole).text
-    monkeypatch.setattr(page, "MAX_LETTERS", int(1.5 * whole.stat().st_size))
-    assert "Of 300 epochs 100 are drawn." in read(report.write_report([tmp_path], tmp_path / "small.html")).text
-    monkeypatch.setattr(page, "MAX_LETTERS", 1)
-    assert read(report.write_report([tmp_path], tmp_path / "bare.html")).text.count("report this section alone") == 3
-    monkeypatch.setattr(page, "MAX_LETTERS", 90_000)
-    bounded = report.write_report([tmp_path], tmp_path / "bounded.html")
-    assert 0 < read(bounded).text.count("report this section alone") < 3
-    assert bounded.stat().st_size < 93_000  # views and their sentences are not counted here
-    monkeypatch.setattr(page, "MAX_LETTERS", 110_000)
-    smallest = report.write_report([tmp_path], tmp_path / "smallest.html")
-    assert "Of 300 epochs 40 are drawn." in read(smallest).text
-    assert "The commands of the runs are left out" in read(smallest).text
-    assert smallest.stat().st_size < 0.8 * whole.stat().st_size
+    size, text = whole.stat().st_size, read(whole).text
+    assert "The command of 1 run" in text
+    assert "left out" not in text
+    for least, most, figures, commands in ((0.9, 1.0, 0, 3), (0.5, 0.9, 3, 3)):
+        monkeypatch.setattr(page, "MAX_BYTES", int((least + most) / 2 * size))
+        small = report.write_report([tmp_path], tmp_path / "small.html")
+        text = read(small).text
+        assert small.stat().st_size <= page.MAX_BYTES
+        assert text.count("Figures: left out, so that the page stays small. Report this section alone") <= figures
+        assert 0 < text.count("Commands: left out") <= commands
+    monkeypatch.setattr(page, "MAX_BYTES", 1)
+    text = read(report.write_report([tmp_path], tmp_path / "bare.html")).text
+    assert text.count("Figures: left out") == text.count("What the latent variable learned: left out") == 3
+    assert text.count("sparse") >= 3  # tables are never left out
 
 
-def test_views_get_what_the_rest_leaves(tmp_path: Path) -> None:
+def test_files_that_are_not_pages_are_kept(tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    report.check_page_file(file)
+    for content in (b"", b"<!DOCTYPE html><p>"):
+        file.write_bytes(content)
+        report.check_page_file(file)
+    file.write_bytes(b"{}")
+    with pytest.raises(
+        UsageError, match=r"report\.html exists and is not an HTML report: choose another --out, or delete it"
+    ):
+        report.check_page_file(file)
+
+
+def test_policy_forbids_requests_forms_and_bases(tmp_path: Path) -> None:
     make_run(tmp_path / "a", [-5.0] * 3)
-    sections, _ = report.read_sections([tmp_path])
-    (view,), (small,) = latent_views(sections), latent_views(sections, n_used=4_900_000)
-    assert "here is neither" in view
-    assert "left out, so that the page stays small" in small
+    attributes = dict(read(report.write_report([tmp_path], tmp_path / "page.html")).attributes)
+    policy = next(value for value in attributes.values() if value and "default-src" in value)
+    assert {"default-src 'none'", "form-action 'none'", "base-uri 'none'"} <= set(policy.split("; "))
+
+
+def test_own_experiments_have_figures(tmp_path: Path) -> None:
+    for method, calls in (("mine", 2.0), ("theirs", None)):
+        writer = RunWriter(tmp_path / method, "own <b>", method, epochs=3, criterion="loss, nats", better="smaller")
+        for epoch in range(3):
+            writer.epoch({"loss, nats": 3.0 - epoch}, calls=calls, seconds=1.0)
+    (section,), _ = report.read_sections([tmp_path])
+    titles = [figure.title for figure in figures_of(section)]
+    wanted = ["Validation loss over epochs", "Decoder calls at each epoch", "Time and quality", "Decoder calls and quality"]
+    assert titles == wanted
+    loss, calls_figure, time, _ = figures_of(section)
+    assert [series.name for series in loss.series] == ["mine", "theirs"]
+    assert loss.series[0].y == [3.0, 2.0, 1.0]
+    assert [series.name for series in calls_figure.series] == ["mine"]
+    assert time.series[1].point is not None
+    assert time.series[1].point.x.mean == 3.0
+    text = read(report.write_report([tmp_path], tmp_path / "page.html")).text
+    assert "own <b> on own" in text
+    assert "smaller loss, nats is better" in text
+
+
+def test_sections_open_with_what_was_found(tmp_path: Path) -> None:
+    for method, accuracy in (("sparse", 0.9), ("dense", 0.8)):
+        make_run(tmp_path / method, [-5.0] * 3, method=method, test={"accuracy": accuracy})
+    file = report.write_report([tmp_path], tmp_path / "page.html")
+    (section,), _ = report.read_sections([tmp_path])
+    finding = compare(section).finding
+    assert "sparse" in finding
+    assert re.search(rf'<h2>[^<]*</h2>\s*<p class="finding">{re.escape(finding)}</p>', file.read_text(encoding="utf-8"))
 
 
 def test_unfinished_methods_are_marked_and_taken_at_their_common_epoch(tmp_path: Path) -> None:
@@ -424,40 +511,35 @@ def test_settings_with_finished_runs_come_before_those_with_none(tmp_path: Path)
     assert [dict(summary.setting) for summary in section.best] == [{"lr": 0.1}]
 
 
-def made_on(path: Path, machine: object) -> None:
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | {"machine": machine}))
-
-
 def test_machines_of_seconds_are_named(tmp_path: Path) -> None:
     test = {"accuracy": 0.5}
     for seed in range(2):
-        made_on(make_run(tmp_path / str(seed), [-3.0] * 3, seed=seed, test=test), "fast")
-    assert "Seconds are of fast." in compare(report.read_sections([tmp_path])[0][0]).notes
-    made_on(tmp_path / "1", "slow")
-    made_on(make_run(tmp_path / "dense", [-3.0] * 3, method="dense", test=test), ["odd"])
+        change_config(make_run(tmp_path / str(seed), [-3.0] * 3, seed=seed, test=test), machine="fast")
+    assert "Seconds were measured on fast." in compare(report.read_sections([tmp_path])[0][0]).notes
+    change_config(tmp_path / "1", machine="slow")
+    make_run(tmp_path / "dense", [-3.0] * 3, method="dense", test=test)
     (section,), _ = report.read_sections([tmp_path])
-    told = (
-        "Seconds are of different machines and cannot be compared between them: fast (sparse); slow (sparse); a machine "
-        "that is not known (dense). The seeds of sparse come from different ones, over which seconds are averaged."
+    note = (
+        "Seconds were measured on different machines and cannot be compared: unknown (dense); fast (sparse); slow (sparse). "
+        "The seconds of sparse are means over different machines."
     )
-    assert told in compare(section).notes
+    assert sorted(note) == sorted(next(each for each in compare(section).notes if each.startswith("Seconds")))
     page = read(report.write_report([tmp_path], tmp_path / "page.html"))
-    assert page.text.count("The seeds of sparse come from different ones") == 3  # two tables and a figure
+    assert page.text.count("The seconds of sparse are means over different machines.") == 3  # two tables and a figure
 
 
-def test_different_numbers_of_samples_are_told(tmp_path: Path) -> None:
+def test_different_numbers_of_samples_are_named(tmp_path: Path) -> None:
     options: dict[str, Any] = {"experiment": "bitvector-vae", "method": "topk"}
     found = {"bits_per_dim_paper": 3.5, "n_samples": 64}
     make_run(tmp_path / "a", [-3.0] * 3, seed=0, test=found, **options)
-    assert "Bits/dim are of 64 samples." in compare(report.read_sections([tmp_path])[0][0]).notes
+    assert "Bits/dim were estimated with 64 samples." in compare(report.read_sections([tmp_path])[0][0]).notes
     make_run(tmp_path / "b", [-3.0] * 3, seed=1, test=found | {"n_samples": 1024, "n_annealed": 30}, **options)
     make_run(tmp_path / "c", [-3.0] * 3, test=found | {"n_samples": 1024}, **options | {"method": "gumbel"})
-    told = (
-        "Bits/dim are of 30 annealed images. Bits/dim are of different numbers of samples, and cannot be compared: "
-        "64 (topk); 1024 (topk, gumbel)."
+    note = (
+        "Bits/dim were estimated with 30 annealed images. Bits/dim were estimated with different numbers of samples and "
+        "cannot be compared: 64 (topk); 1024 (topk, gumbel)."
     )
-    assert told in compare(report.read_sections([tmp_path])[0][0]).notes
+    assert note in compare(report.read_sections([tmp_path])[0][0]).notes
     make_run(tmp_path / "d", [-3.0] * 3, test={"accuracy": 0.5, "n_samples": 64})  # of nothing that takes samples
     assert not any("samples" in note for note in compare(report.read_sections([tmp_path / "d"])[0][0]).notes)
 
@@ -466,28 +548,20 @@ def test_different_numbers_of_samples_are_told(tmp_path: Path) -> None:
 def test_few_epochs_have_a_number_each(n_epochs: int, ticks: list[str]) -> None:
     series = [Series("a", 0, list(range(1, n_epochs + 1)), [3.0] * n_epochs)]
     root = parse(draw(Figure("title", "note", "epoch", "y", series), "one"))
-    assert [each.text for each in root.iter("text") if each.attrib.get("y") == "347"] == ticks
+    below = [
+        each
+        for each in root.iter("text")
+        if each.attrib["text-anchor"] == "middle" and "rotate" not in each.attrib["transform"]
+    ]
+    assert [each.text for each in below] == [*ticks, "epoch"]
 
 
-def test_bands_are_told_in_words() -> None:
+def test_bands_are_described_in_words() -> None:
     series = [Series("a", 0, [1, 2], [5.0, 4.0], [4.0, 3.0], [6.0, 5.0])]
     around_mean = draw(Figure("title", "note", "epoch", "y", series), "one")
     around_median = draw(Figure("title", "note", "epoch", "y", series, edges="quartiles"), "one")
-    assert "At the end: a 4 ± 1." in around_mean
-    assert "At the end: a median 4, quartiles 3 to 5." in around_median
-
-
-def test_names_of_points_keep_off_the_axis() -> None:
-    """Eleven marks at one place: names have lines to it where they are far away."""
-    point = Point(report.Statistic(0.0, None, 1), report.Statistic(1.0, None, 1))
-    far = Series("right", 99, point=Point(report.Statistic(9.0, None, 1), report.Statistic(1.0, None, 1)))
-    root = parse(draw(Figure("t", "n", "x", "y", [far, *(Series(f"name {i}", i, point=point) for i in range(11))]), "one"))
-    names = [(group, text) for group in root.iter("g") for text in group.findall("text")]
-    widths = {"start": 0.0, "middle": 0.5, "end": 1.0}
-    for _, text in names:
-        left = float(text.attrib["x"]) - 6.7 * len(text.text or "") * widths[text.attrib["text-anchor"]]
-        assert left > 66
-    assert any(path.attrib["class"] == "leader solid" for group, _ in names for path in group.findall("path"))
+    assert around_mean.description == "y against epoch. At the end: a 4 ± 1."
+    assert around_median.description == "y against epoch. At the end: a median 4, quartiles 3 to 5."
 
 
 def test_huge_numbers_are_short(tmp_path: Path) -> None:
@@ -497,7 +571,7 @@ def test_huge_numbers_are_short(tmp_path: Path) -> None:
     assert not re.search(r"\d{40}", page.text)
 
 
-def test_the_setting_without_a_name_is_told(tmp_path: Path) -> None:
+def test_the_setting_without_a_name_is_named(tmp_path: Path) -> None:
     make_run(tmp_path / "a", [-3.0] * 3)
     (section,), _ = report.read_sections([tmp_path])
     (summary,) = section.summaries
@@ -509,7 +583,7 @@ def test_the_setting_without_a_name_is_told(tmp_path: Path) -> None:
 def test_defaults_of_methods_are_not_listed(tmp_path: Path) -> None:
     for method, init in (("sparse", None), ("gumbel", None), ("st-gumbel", "normal")):
         folder = RunFolder(tmp_path / method)
-        folder.create("signal-game", make_args("signal-game", method, {"epochs": 1, "symbol_init": init}))
+        folder.create(config_of("signal-game", method, epochs=1, symbol_init=init))
         folder.add_metrics({"epoch": 0, "validation": {"success": 0.5}, "calls": {"mean": 1.0}, "seconds": 1.0})
     (section,), _ = report.read_sections([tmp_path])
     (note,) = [note for note in compare(section).notes if note.startswith("Settings")]

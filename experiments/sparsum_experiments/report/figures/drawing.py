@@ -165,8 +165,7 @@ def _picture(figure: Figure, plot: _Plot, name: str) -> Markup:
         return chart.encode(paint("colour:N", scale=None))
 
     def axis(axis: Axis, label: str, **options: Any) -> dict[str, Any]:
-        ticks = {"values": _ticks(axis)} if axis.is_logarithmic else {"tickCount": 6, "tickMinStep": int(label == "epoch")}
-        options |= ticks
+        options |= {"values": ticks} if (ticks := _ticks(axis, label)) else {"tickCount": 6}
         kind: Any = "log" if axis.is_logarithmic else "linear"
         scale = altair.Scale(domain=axis.domain, nice=False, zero=False, type=kind)
         return {"scale": scale, "title": printable(label), "axis": altair.Axis(format=".6~g", **options)}
@@ -281,8 +280,12 @@ def spread(places: Sequence[float], low: float, high: float) -> list[float]:
     return found
 
 
-def _ticks(axis: Axis) -> list[float]:
-    """Round values on a logarithmic axis: as many of 1, 2 and 5 times powers of ten as there is room for."""
+def _ticks(axis: Axis, label: str) -> list[float]:
+    """Where Vega would not choose well: epochs are integers, and a logarithmic axis has 1, 2 and 5 times powers of ten."""
+    if label == "epoch" and axis.high - axis.low <= 6:
+        return [float(i) for i in range(math.ceil(axis.low), math.floor(axis.high) + 1)]
+    if not axis.is_logarithmic:
+        return []
     decades = range(math.floor(axis.low), math.ceil(axis.high) + 1)
     for digits in ((1, 2, 5), (1,)):
         ticks = [digit * 10.0**decade for decade in decades for digit in digits]

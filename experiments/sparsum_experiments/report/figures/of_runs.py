@@ -55,22 +55,19 @@ class _Drawn(NamedTuple):
     def metric(self, name: str, factor: int = 1) -> _Curve:
         """A validation metric: the mean over seeds, and one standard error below and above it; a single seed has none."""
         values = factor * self.by_epoch(lambda line: line["validation"].get(name, math.nan))
-        with np.errstate(all="ignore"):  # runs that diverged are drawn, too
-            mean = values.mean(0)
-            error = values.std(0, ddof=1) / math.sqrt(len(values)) if len(values) > 1 else np.zeros(0)
-            return mean.tolist(), *((mean[: len(error)] + sign * error).tolist() for sign in (-1, 1))
+        mean = values.mean(0)
+        error = values.std(0, ddof=1) / math.sqrt(len(values)) if len(values) > 1 else np.zeros(0)
+        low, high = ((mean[: len(error)] + sign * error).tolist() for sign in (-1, 1))
+        return mean.tolist(), low, high
 
     def calls(self, low: str, high: str) -> _Curve:
         """Decoder calls: the median over examples and two percentiles, means over seeds; the mean if there are none."""
-        curves = [self.by_epoch(lambda line, name=name: _calls(line, name)).mean(0) for name in ("median", low, high)]
-        if np.isnan(curves).any():
-            return self.by_epoch(lambda line: _calls(line, "mean")).mean(0).tolist(), [], []
-        return tuple(curve.tolist() for curve in curves)  # type: ignore[return-value]
+        mean, *curves = (self.by_epoch(_calls(name)).mean(0).tolist() for name in ("mean", "median", low, high))
+        return (mean, [], []) if np.isnan(curves).any() else (curves[0], curves[1], curves[2])
 
 
-def _calls(line: dict[str, Any], name: str) -> float:
-    found = line.get("calls", {}).get(name)
-    return found if isinstance(found, int | float) else math.nan
+def _calls(name: str) -> Callable[[dict[str, Any]], float]:
+    return lambda line: line.get("calls", {}).get(name, math.nan)
 
 
 def styles_of(section: Section) -> dict[str, int]:
@@ -81,6 +78,7 @@ def styles_of(section: Section) -> dict[str, int]:
     return {method: styles[method] for method in dict.fromkeys([*section.kind.methods, *styles]) if method in drawn}
 
 
+@np.errstate(all="ignore")  # runs that diverged are drawn, too
 def figures_of(section: Section, n_points: int = MAX_POINTS) -> list[Figure]:
     """The figures of a section: the best setting of each method, with at most ``n_points`` points on a line."""
     by_method = {summary.method: summary for summary in section.best}
@@ -120,7 +118,7 @@ def _calls_figure(drawn: Sequence[_Drawn], low: str, high: str, reach: str, edge
 
 def _elbo_by_calls_figure(section: Section, drawn: Sequence[_Drawn]) -> Figure:
     factor, y_label = _CRITERIA[section.experiment]
-    summed = [each.by_epoch(lambda line: _calls(line, "mean")).cumsum(1).mean(0).tolist() for each in drawn]
+    summed = [each.by_epoch(_calls("mean")).cumsum(1).mean(0).tolist() for each in drawn]
     series = [each.line(each.metric(section.criterion, factor), x) for each, x in zip(drawn, summed, strict=True)]
     is_wide = _is_wide([value for each in series for value in each.x])
     x_label = f"decoder calls per example, summed over epochs{', logarithmic' * is_wide}"
