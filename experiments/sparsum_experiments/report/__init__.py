@@ -3,6 +3,7 @@
 from sparsum_experiments.report.comparison import read_comparisons as read_comparisons
 from sparsum_experiments.report.markup import latex as latex
 from sparsum_experiments.report.markup import markdown as markdown
+from sparsum_experiments.report.page import check_page_file as check_page_file
 from sparsum_experiments.report.page import page_file as page_file
 from sparsum_experiments.report.page import write_page as write_page
 from sparsum_experiments.report.page import write_report as write_report
@@ -20,14 +21,3 @@ from sparsum_experiments.report.summary import summarise as summarise
 from sparsum_experiments.report.tables import rich_tables as rich_tables
 from sparsum_experiments.report.tables import sections_table as sections_table
 from sparsum_experiments.report.tables import summary_table as summary_table
-from sparsum_experiments.runs import RECORD_KEYS as RECORD_KEYS
-from sparsum_experiments.runs import Run as Run
-from sparsum_experiments.runs import columns_of as columns_of
-from sparsum_experiments.runs import find_records as find_records
-from sparsum_experiments.runs import find_runs as find_runs
-from sparsum_experiments.runs import read_evaluation as read_evaluation
-from sparsum_experiments.runs import read_folders as read_folders
-from sparsum_experiments.runs import read_record as read_record
-from sparsum_experiments.runs import read_run as read_run
-from sparsum_experiments.runs import read_runs as read_runs
-from sparsum_experiments.runs import rounded as rounded

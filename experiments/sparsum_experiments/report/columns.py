@@ -1,12 +1,14 @@
-"""The columns of a table for an article: what an experiment is judged by, and what it cost."""
+"""The columns of tables: the metrics that an experiment is judged by, and the cost of training. A new one is a line here."""
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from sparsum_experiments.report.summary import Statistic, statistic
+from sparsum_experiments.report.kinds import kind_of
+from sparsum_experiments.report.summary import Statistic, known_statistic
 from sparsum_experiments.runs import Run
 
 
@@ -17,9 +19,9 @@ class Column(NamedTuple):
         heading: for people.
         value: the number; None where a run has none.
         digits: how many are shown after the point.
-        better: 1 if the larger is the better, -1 if the smaller is, 0 if neither can be said.
+        better: 1 if larger is better, -1 if smaller is, 0 if neither.
         paper: the name of the same number in ``paper.toml``; empty if the paper has none.
-        is_optional: whether a table goes without it where no run has the number.
+        is_optional: whether the column is left out where no run has the number.
     """
 
     heading: str
@@ -31,55 +33,67 @@ class Column(NamedTuple):
 
     @property
     def paper_heading(self) -> str:
-        """Of the paper's number, without what is said of how ours is measured."""
+        """Of the paper's number, without how ours is measured."""
         return f"paper's {self.heading.partition(',')[0]}"
 
     def statistic(self, runs: Sequence[Run]) -> Statistic | None:
         """Mean and standard error over runs that have the number; None if none has."""
-        values = [value for run in runs if (value := self.value(run)) is not None]
-        return statistic(values) if values else None
+        return known_statistic(map(self.value, runs))
 
 
-def _tested(name: str, run: Run) -> float | None:
-    return run.test.get(name)
-
-
-def _per_cent(name: str, run: Run) -> float | None:
-    part = run.test.get(name)
-    return None if part is None else 100 * part
-
-
-def _test_column(heading: str, name: str, digits: int, better: int = 0, paper: str = "") -> Column:
-    return Column(heading, functools.partial(_tested, name), digits, better, paper)
-
-
-def _per_cent_column(heading: str, name: str, paper: str = "") -> Column:
-    return Column(f"{heading} %", functools.partial(_per_cent, name), better=1, paper=paper)
+def _tested(name: str, factor: int = 1) -> Callable[[Run], float | None]:
+    return lambda run: factor * run.test[name] if name in run.test else None
 
 
 _QUALITY = {
-    "ssvae": (_per_cent_column("accuracy", "accuracy", "accuracy"),),
+    "ssvae": (Column("accuracy %", _tested("accuracy", 100), better=1, paper="accuracy"),),
     "signal-game": (
-        _per_cent_column("success", "success", "success"),
-        _per_cent_column("expected success", "expected_success"),
+        Column("success %", _tested("success", 100), better=1, paper="success"),
+        Column("expected success %", _tested("expected_success", 100), better=1),
     ),
     "bitvector-vae": (
-        _test_column("bits/dim, the paper's way", "bits_per_dim_paper", 3, -1, "bits_per_dim"),
-        _test_column("bits/dim, by a proposal", "bits_per_dim_proposal", 3, -1),
-        _test_column("bits/dim, annealed", "bits_per_dim_annealed", 3, -1)._replace(is_optional=True),
-        _test_column("bits used", "used_bits", 1)._replace(is_optional=True),
-        _test_column("rate", "rate", 2),
-        _test_column("distortion", "distortion", 2),
+        Column("bits/dim, the paper's way", _tested("bits_per_dim_paper"), 3, -1, "bits_per_dim"),
+        Column("bits/dim, by a proposal", _tested("bits_per_dim_proposal"), 3, -1),
+        Column("bits/dim, annealed", _tested("bits_per_dim_annealed"), 3, -1, is_optional=True),
+        Column("bits used", _tested("used_bits"), 1, is_optional=True),
+        Column("rate", _tested("rate")),
+        Column("distortion", _tested("distortion")),
     ),
 }
-# A run of no epochs cost nothing that could be averaged.
+#: Decoder calls per training example in the last epoch; a run of no epochs has no cost.
+CALLS = Column("calls, last epoch", lambda run: run.calls_by_epoch[-1] if run.calls_by_epoch else None, paper="calls")
 _COST = (
-    Column("calls, last epoch", lambda run: run.calls_by_epoch[-1] if run.lines else None, paper="calls"),
-    Column("calls, all epochs", lambda run: run.calls if run.lines else None),
+    CALLS,
+    Column("calls, all epochs", lambda run: run.calls),
     Column("seconds", lambda run: run.seconds if run.lines else None, digits=1),
 )
 
 
-def columns_of(experiment: str) -> tuple[Column, ...]:
-    """The columns of an experiment: metrics on the test data, then decoder calls and seconds of training."""
-    return _QUALITY[experiment] + _COST
+def columns_of(experiment: str, runs: Sequence[Run] = ()) -> tuple[Column, ...]:
+    """The columns of an experiment: metrics on the test data, then decoder calls and seconds of training.
+
+    An experiment that this package does not have shows what its runs have: all test metrics or, without any, all validation
+    metrics of the last epoch, the criterion first; calls and seconds where these were measured.
+    """
+    if experiment in _QUALITY:
+        return _QUALITY[experiment] + _COST
+    kind = kind_of(experiment, runs)
+    split = "test" if any(run.test for run in runs) else "validation"
+    names = dict.fromkeys(name for run in runs for name in _metrics(run, split))
+    ordered = sorted(names, key=lambda name: name != kind.criterion)
+    quality = [_own_column(name, split, runs, kind.sign if name == kind.criterion else 0) for name in ordered]
+    return (*quality, *(column for column in _COST if any(map(column.value, runs))))
+
+
+def _metrics(run: Run, split: str) -> dict[str, float]:
+    return run.test if split == "test" else run.validation if run.lines else {}
+
+
+def _own_column(name: str, split: str, runs: Sequence[Run], better: int) -> Column:
+    """A metric of which only the values are known: the largest has 4 significant digits."""
+    sizes = [abs(value) for run in runs if math.isfinite(value := _metrics(run, split).get(name, math.nan))]
+    largest = max(sizes, default=0.0)
+    digits = min(max(3 - math.floor(math.log10(largest)), 0), 8) if largest else 2
+    return Column(
+        f"{split} {name}", functools.partial(lambda name, run: _metrics(run, split).get(name), name), digits, better
+    )

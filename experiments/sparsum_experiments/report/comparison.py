@@ -1,4 +1,4 @@
-"""Tables for an article: each method on the test data, beside what the paper reports."""
+"""Tables for an article: each method on the test data, beside the numbers of the paper."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sparsum_experiments.registry import experiment_class
-from sparsum_experiments.report.columns import Column, columns_of
-from sparsum_experiments.report.estimates import estimates_note
+from sparsum_experiments.report.columns import Column
 from sparsum_experiments.report.machines import machines_note
-from sparsum_experiments.report.paper import NOTHING, PaperTable, paper_table
-from sparsum_experiments.report.rows import Row, table_rows
+from sparsum_experiments.report.notes import estimates_note, finding, left_out_note, measures_note
+from sparsum_experiments.report.paper import PaperTable, paper_table
+from sparsum_experiments.report.rows import Row, best_rows, table_rows
 from sparsum_experiments.report.sections import Section, read_sections
 from sparsum_experiments.report.settings import settings_note
-from sparsum_experiments.report.summary import Statistic, best_by_method, fixed
-from sparsum_experiments.runs import Run
+from sparsum_experiments.report.summary import NOTHING, number
 
 
 @dataclass(frozen=True)
@@ -29,19 +27,21 @@ class Cell:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table and what has to be said of it.
+    """A table and the sentences around it.
 
     Args:
         title: the experiment and the data set.
-        header: the names of the columns, of which the first is of words and all others of numbers.
+        header: the names of the columns; the first is of text, all others are of numbers.
         rows: the cells of each row.
         notes: sentences for below it.
+        finding: the sentence that opens it: what was found.
     """
 
     title: str
     header: list[str]
     rows: list[list[Cell]]
     notes: list[str]
+    finding: str
 
 
 def read_comparisons(places: Iterable[pathlib.Path]) -> tuple[list[Comparison], list[str]]:
@@ -59,75 +59,47 @@ def compare(section: Section, *, best_only: bool = False) -> Comparison:
 
     Args:
         section: the runs.
-        best_only: only the best setting of each method by the validation data has a row; runs of others that are not
-            averaged are still named.
+        best_only: only the best setting of each method on the validation data has a row; runs of other settings that are
+            not averaged are still named.
     """
     paper = paper_table(section.experiment, section.data, section.bits)
-    every = table_rows(section.records, experiment_class(section.experiment).methods, paper.rows if paper else ())
-    rows = _best(every, section) if best_only else every
+    every = table_rows(section, paper.rows)
+    rows = best_rows(every, section) if best_only else every
     columns = {"method": [Cell(row.label) for row in rows]}
-    for column in columns_of(section.experiment):
+    for column in section.columns:
         if column.is_optional and not any(column.statistic(row.runs) for row in rows):
             continue
         columns[column.heading] = _cells(column, rows)
-        if paper and any(column.paper in values for values in paper.rows.values()):
+        if paper.has(column.paper):
             columns[column.paper_heading] = _paper_cells(paper, column.paper, rows)
     columns["seeds"] = [Cell(_seeds(row)) for row in rows]
     notes = [
-        _measures(section.data, rows),
-        estimates_note((row.label, row.runs) for row in rows),
-        settings_note(section.experiment, rows),
+        measures_note(section, rows, list(columns)),
+        estimates_note(rows),
+        settings_note((row.label, row.first) for row in rows if row.first),
         machines_note((row.label, row.runs) for row in rows),
-        paper.note if paper else "",
-        _left_out(every),
+        paper.note,
+        left_out_note(every),
     ]
-    return Comparison(
-        title=section.title,
-        header=list(columns),
-        rows=[list(cells) for cells in zip(*columns.values(), strict=True)],
-        notes=list(filter(None, notes)),
-    )
-
-
-def _best(rows: Sequence[Row], section: Section) -> list[Row]:
-    """The rows of the best settings, and those of methods that have not been run or measured nothing.
-
-    Where some settings of a method were evaluated, it is the best of these.
-    """
-    tested = best_by_method([summary for summary in section.summaries if summary.test], section.experiment)
-    best = {summary.method: summary for summary in (*section.best, *tested)}
-    chosen = {record.path for summary in best.values() for record in summary.records}
-    return [row for row in rows if row.method not in best or any(run.path in chosen for run in (*row.runs, *row.left_out))]
+    cells = [list(row) for row in zip(*columns.values(), strict=True)]
+    return Comparison(section.title, list(columns), cells, list(filter(None, notes)), finding(section, rows))
 
 
 def _cells(column: Column, rows: Sequence[Row]) -> list[Cell]:
     """Means and errors; the best is marked where there is something to compare it with."""
     found = [column.statistic(row.runs) for row in rows]
-    ranks = [_rank(column, each) for each in found]
-    is_marked = column.better and sum(math.isfinite(rank) for rank in ranks) > 1
+    ranks = [column.better * each.mean if each and math.isfinite(each.mean) else -math.inf for each in found]
+    is_marked = column.better != 0 and sum(map(math.isfinite, ranks)) > 1
     return [
-        Cell(_number(each, column.digits, len(row.runs)), bool(is_marked) and math.isfinite(rank) and rank == max(ranks))
+        Cell(number(each, len(row.runs), column.digits), is_marked and math.isfinite(rank) and rank == max(ranks))
         for each, rank, row in zip(found, ranks, rows, strict=True)
     ]
 
 
-def _rank(column: Column, found: Statistic | None) -> float:
-    """The larger the better; what is no number is the worst."""
-    return column.better * found.mean if found is not None and math.isfinite(found.mean) else -math.inf
-
-
-def _number(found: Statistic | None, digits: int, n_runs: int) -> str:
-    """The mean and its standard error; with the number of values where some runs have none."""
-    if found is None:
-        return NOTHING
-    text = fixed(found.mean, digits) + ("" if found.error is None else f" ± {fixed(found.error, digits)}")
-    return text if found.n == n_runs else f"{text} (n={found.n})"
-
-
 def _paper_cells(paper: PaperTable, name: str, rows: Sequence[Row]) -> list[Cell]:
-    """The paper's numbers, each at the first row of its method: it has no variants."""
-    firsts = [i == 0 or rows[i - 1].method != row.method for i, row in enumerate(rows)]
-    return [Cell(paper.number(row.method, name) if first else NOTHING) for row, first in zip(rows, firsts, strict=True)]
+    """The paper's numbers, each at the first row of its method: the paper has no variants."""
+    methods = [row.method for row in rows]
+    return [Cell(paper.number(method, name) if methods.index(method) == i else NOTHING) for i, method in enumerate(methods)]
 
 
 def _seeds(row: Row) -> str:
@@ -135,31 +107,3 @@ def _seeds(row: Row) -> str:
     if not n_all:
         return "not run"
     return str(n) if n == n_all else f"{n} of {n_all}"
-
-
-def _measures(data: str, rows: Sequence[Row]) -> str:
-    """What the numbers are."""
-    counts = sorted({len(row.runs) for row in rows if row.runs})
-    if not counts:
-        return f"No run on {data} is finished and evaluated yet."
-    n_seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    what = "one seed each" if counts == [1] else f"means ± standard errors over {n_seeds} seeds"
-    return (
-        f"Test data of {data}, after the last epoch; {what}. "
-        "Calls: of the decoder, for each training example. Seconds: of training."
-    )
-
-
-def _left_out(rows: Sequence[Row]) -> str:
-    """The runs that are not averaged."""
-    found = [(row, run) for row in rows for run in row.left_out]
-    if not found:
-        return ""
-    named = [f"{row.label}, seed {run.args['seed']} ({_reason(run)})" for row, run in found]
-    return f"Not averaged, {len(found)} run{'s' * (len(found) > 1)}: {'; '.join(named)}."
-
-
-def _reason(run: Run) -> str:
-    if not run.is_finished:
-        return f"{len(run.lines)} of {run.args['epochs']} epochs"
-    return "not evaluated"

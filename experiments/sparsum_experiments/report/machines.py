@@ -1,4 +1,4 @@
-"""On which machines runs were made, without which seconds mean nothing."""
+"""On which machines runs were made: seconds of different ones cannot be compared."""
 
 from __future__ import annotations
 
@@ -6,26 +6,20 @@ from collections.abc import Iterable, Sequence
 
 from sparsum_experiments.runs import Run
 
-_UNKNOWN = "a machine that is not known"
-
 
 def machines_note(groups: Iterable[tuple[str, Sequence[Run]]]) -> str:
     """A sentence on the machines of the runs that are averaged; empty where none is known.
 
     Args:
-        groups: the name of each row, and its runs.
+        groups: the label of each row, and its runs.
     """
-    rows = {name: _machines(runs) for name, runs in groups if runs}
-    every = list(dict.fromkeys(machine for machines in rows.values() for machine in machines))
-    if set(every) <= {_UNKNOWN}:
+    rows = {label: dict.fromkeys(run.machine or "unknown" for run in runs) for label, runs in groups if runs}
+    machines = dict.fromkeys(machine for found in rows.values() for machine in found)
+    if set(machines) <= {"unknown"}:
         return ""
-    if len(every) == 1:
-        return f"Seconds are of {every[0]}."
-    parts = [f"{machine} ({', '.join(name for name in rows if machine in rows[name])})" for machine in every]
-    mixed = [name for name, machines in rows.items() if len(machines) > 1]
-    told = f" The seeds of {', '.join(mixed)} come from different ones, over which seconds are averaged." if mixed else ""
-    return f"Seconds are of different machines and cannot be compared between them: {'; '.join(parts)}.{told}"
-
-
-def _machines(runs: Sequence[Run]) -> list[str]:
-    return list(dict.fromkeys(run.machine or _UNKNOWN for run in runs))
+    if len(machines) == 1:
+        return f"Seconds were measured on {next(iter(machines))}."
+    parts = [f"{machine} ({', '.join(label for label in rows if machine in rows[label])})" for machine in machines]
+    mixed = [label for label, found in rows.items() if len(found) > 1]
+    averaged = f" The seconds of {', '.join(mixed)} are means over different machines." if mixed else ""
+    return f"Seconds were measured on different machines and cannot be compared: {'; '.join(parts)}.{averaged}"

@@ -1,12 +1,13 @@
-"""Tables as Markdown and as LaTeX, in which everything that was not made here is escaped."""
+"""Tables as Markdown and LaTeX, in which every text that was not written here is escaped."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
+from sparsum_experiments.files import printable
 from sparsum_experiments.report.comparison import Cell, Comparison
-from sparsum_experiments.report.paper import NOTHING
+from sparsum_experiments.report.summary import NOTHING
 
 _MARKDOWN = {"&": "&amp;", "<": "&lt;", ">": "&gt;"} | {sign: f"\\{sign}" for sign in "\\`*_|[]~$#"}
 _LATEX = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {
@@ -31,13 +32,18 @@ def markdown(tables: Sequence[Comparison], problems: Sequence[str]) -> str:
     return "\n\n".join(parts)
 
 
-def latex(tables: Sequence[Comparison], problems: Sequence[str]) -> str:
-    """A ``table`` for each, of plain LaTeX, and comments on what could not be read."""
-    parts = ["% Made by sparsum report --latex. No package is needed."]
-    parts += map(_latex_table, tables)
-    if problems:
-        parts.append("\n".join(["% Left out:", *(f"% {_one_line(problem)}" for problem in problems)]))
-    return "\n\n".join(parts)
+def _markdown_parts(table: Comparison) -> list[str]:
+    # By hand: pandas' to_markdown needs a further package, escapes nothing and fills columns with spaces.
+    rule = ["---", *["---:"] * (len(table.header) - 1)]
+    rows = [[_markdown_cell(cell) for cell in row] for row in table.rows]
+    lines = [f"| {' | '.join(row)} |" for row in (map(escape_markdown, table.header), rule, *rows)]
+    texts = map(escape_markdown, [table.finding, *table.notes])
+    return [f"### {escape_markdown(table.title)}", next(texts), "\n".join(lines), *texts]
+
+
+def _markdown_cell(cell: Cell) -> str:
+    text = escape_markdown(cell.text)
+    return f"**{text}**" if cell.is_best else text
 
 
 def escape_markdown(text: str) -> str:
@@ -49,8 +55,40 @@ def escape_markdown(text: str) -> str:
     return "".join(_MARKDOWN.get(sign, sign) for sign in _one_line(text))
 
 
+def latex(tables: Sequence[Comparison], problems: Sequence[str]) -> str:
+    """A ``table`` for each, of plain LaTeX, and comments on what could not be read."""
+    parts = ["% Made by sparsum report --latex. No package is needed.", *map(_latex_table, tables)]
+    if problems:
+        parts.append("\n".join(["% Left out:", *(f"% {_one_line(problem)}" for problem in problems)]))
+    return "\n\n".join(parts)
+
+
+def _latex_table(table: Comparison) -> str:
+    import pandas
+
+    frame = pandas.DataFrame([[cell.text for cell in row] for row in table.rows], columns=table.header)
+    bold = pandas.DataFrame([["textbf:--rwrap;" * cell.is_best for cell in row] for row in table.rows], columns=table.header)
+    # Rules of plain LaTeX; those of pandas need a package, as would a bold sign for plus or minus.
+    rules = [{"selector": f"{place}rule", "props": ":hline;"} for place in ("top", "mid", "bottom")]
+    style = frame.style.hide(axis="index").set_table_styles(rules).apply(lambda _: bold, axis=None)
+    style = style.format(lambda text: "--" if text == NOTHING else escape_latex(text)).format_index(escape_latex, axis=1)
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{escape_latex(f'{table.title}. {table.finding}')}}}",
+        r"\small",
+        style.to_latex(column_format="l" + "r" * (len(table.header) - 1)).rstrip(),
+        r"\par\medskip",
+        r"\begin{minipage}{\linewidth}\footnotesize",
+        *(f"{escape_latex(note)}\\par" for note in table.notes),
+        r"\end{minipage}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines)
+
+
 def escape_latex(text: str) -> str:
-    r"""Text that is shown as it is, on one line; hyphens one after the other would become a dash.
+    r"""Text that is shown as it is, on one line; consecutive hyphens would become a dash.
 
     >>> print(escape_latex("50% of a_b--c"))
     50\% of a\_b-{}-c
@@ -60,47 +98,4 @@ def escape_latex(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _markdown_parts(table: Comparison) -> list[str]:
-    rule = ["---", *["---:"] * (len(table.header) - 1)]
-    rows = [[_markdown_cell(cell) for cell in row] for row in table.rows]
-    lines = [f"| {' | '.join(row)} |" for row in ([escape_markdown(name) for name in table.header], rule, *rows)]
-    return [f"### {escape_markdown(table.title)}", "\n".join(lines), *map(escape_markdown, table.notes)]
-
-
-def _markdown_cell(cell: Cell) -> str:
-    text = escape_markdown(cell.text)
-    return f"**{text}**" if cell.is_best else text
-
-
-def _latex_table(table: Comparison) -> str:
-    rows = [" & ".join(map(_latex_cell, row)) + r" \\" for row in table.rows]
-    notes = [f"{escape_latex(note)}\\par" for note in table.notes]
-    lines = [
-        r"\begin{table}",
-        r"\centering",
-        rf"\caption{{{escape_latex(table.title)}}}",
-        r"\small",
-        rf"\begin{{tabular}}{{l{'r' * (len(table.header) - 1)}}}",
-        r"\hline",
-        " & ".join(map(escape_latex, table.header)) + r" \\",
-        r"\hline",
-        *rows,
-        r"\hline",
-        r"\end{tabular}",
-        r"\par\medskip",
-        r"\begin{minipage}{\linewidth}\footnotesize",
-        *notes,
-        r"\end{minipage}",
-        r"\end{table}",
-    ]
-    return "\n".join(lines)
-
-
-def _latex_cell(cell: Cell) -> str:
-    if cell.text == NOTHING:
-        return "--"
-    # A bold sign for plus or minus would need a package.
-    return rf"\textbf{{{escape_latex(cell.text)}}}" if cell.is_best else escape_latex(cell.text)
+    return " ".join(printable(text).split())

@@ -2,205 +2,175 @@
 
 from __future__ import annotations
 
+import collections
+import functools
 import importlib.resources
 import pathlib
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
+import jinja2
+from markupsafe import Markup
+
+from sparsum_experiments.errors import UsageError
 from sparsum_experiments.files import write_bytes
-from sparsum_experiments.report.figures import MAX_POINTS, draw, figures_of, legend, styles_of
-from sparsum_experiments.report.html import Markup, element, joined
-from sparsum_experiments.report.latent import latent_views
-from sparsum_experiments.report.latent.section import MAX_LETTERS
-from sparsum_experiments.report.page_tables import metric_tables, tested_tables
+from sparsum_experiments.report.comparison import Cell, compare
+from sparsum_experiments.report.figures import MAX_POINTS, draw, figures_of, sample, styles_of
+from sparsum_experiments.report.latent import show_latent
+from sparsum_experiments.report.latent.view import png_address
+from sparsum_experiments.report.machines import machines_note
 from sparsum_experiments.report.sections import Section, read_sections
-from sparsum_experiments.report.settings import setting_text
-from sparsum_experiments.runs import Run
+from sparsum_experiments.report.summary import Summary, unfinished_note
+from sparsum_experiments.report.tables import LEFT_ALIGNED, cells
 
-# The browser itself sees to it that the page asks for nothing, whatever is in it.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+#: How many bytes a page may have, so that it can be mailed and opened on a phone.
+MAX_BYTES = 4_900_000
+# Points on all lines of a method in a figure, over all sections.
+_TOTAL_POINTS = 8 * MAX_POINTS
+# Longer tables show the best settings alone, and all settings when they are unfolded.
+_MAX_ROWS = 16
+_BEGIN = b"<!doctype html>"
 
-# How many points lines have at most, and whether there are commands: the first with which the page is small enough.
-_THINNED = ((MAX_POINTS, True), (100, True), (40, True), (40, False))
-_NO_FIGURES = "Left out, so that the page stays small: report this section alone."
-_Pair = tuple[Markup, Markup]
-_NO_COMMANDS = "The commands of the runs are left out, so that the page stays small."
 
-
-def write_report(runs: Iterable[pathlib.Path], out: pathlib.Path, data_dir: str | None = None) -> pathlib.Path:
+def write_report(places: Iterable[pathlib.Path], out: pathlib.Path, data_dir: str | None = None) -> pathlib.Path:
     """Write a page of all runs in or below some folders; returns its file.
 
     Args:
-        runs: folders of runs or of their records, or folders above them.
-        out: the file to write, which is replaced at once and whole; below a folder it is ``report.html``.
-        data_dir: where the data is, for what latent variables learned; by default as each run was told.
+        places: folders of runs or records, or folders above them.
+        out: the file to write, or its folder; then it is ``report.html``.
+        data_dir: where the data is, for what latent variables learned; by default as in the config of each run.
 
     Raises:
         UsageError: if there is no run.
     """
     file = page_file(out)
-    write_page(*read_sections(runs), file, data_dir)
+    write_page(*read_sections(places), file, data_dir)
     return file
 
 
 def page_file(out: pathlib.Path) -> pathlib.Path:
-    """Where a page goes: into a file, or a folder, under the name ``report.html``."""
+    """The file of a page: ``out``, or ``report.html`` in it if it is a folder."""
     return out / "report.html" if out.is_dir() or not out.suffix else out
+
+
+def check_page_file(file: pathlib.Path) -> None:
+    """Raise a UsageError if a file exists and is not a page: it may be needed."""
+    if file.exists():
+        with file.open("rb") as old:
+            begin = old.read(len(_BEGIN))
+        if begin and begin.lower() != _BEGIN:
+            raise UsageError(f"{file} exists and is not an HTML report: choose another --out, or delete it")
 
 
 def write_page(
     sections: Sequence[Section], problems: Sequence[str], file: pathlib.Path, data_dir: str | None = None
 ) -> None:
-    """As `write_report`, of what `read_sections` has read, into a file."""
-    write_bytes(file, _page(sections, problems, data_dir).encode())
+    """As `write_report`, of what `read_sections` returned, into a file."""
+    n_runs = sum(len(section.runs) for section in sections)
+    page = functools.partial(
+        _environment().get_template("page.html.j2").render,
+        title=f"sparsum: results of {n_runs} run{'s' * (n_runs != 1)}",
+        read=f"Read on {time.strftime('%Y-%m-%d at %H:%M')}.",
+        styles=_files("css"),
+        scripts=_files("js"),
+        sections=sections,
+        problems=problems,
+    )
+    parts = _parts(sections, data_dir, MAX_BYTES - len(page(contents=[]).encode()))
+    write_bytes(file, page(contents=parts).encode())
 
 
-def _page(sections: Sequence[Section], problems: Sequence[str], data_dir: str | None) -> str:
-    n_runs = sum(len(section.records) for section in sections)
-    title = f"sparsum: results of {n_runs} run{'s' * (n_runs != 1)}"
-    read = f"Read on {time.strftime('%Y-%m-%d at %H:%M')}."
-    top = element("header", element("h1", title), element("p", read, class_="soft"), _contents(sections, problems))
-    head, script = _head(title), element("script", _files("js"))
-    last = _problems(problems) if problems else Markup("")
-    n_fixed = sum(map(_size, (head, top, script, last)))
-    around = _around_views(sections, MAX_LETTERS - n_fixed)
-    views = latent_views(sections, data_dir, n_fixed + sum(map(_size, around)))
-    parts = [
-        element("section", before, view, after, id=f"section-{i}")
-        for i, ((before, after), view) in enumerate(zip(around, views, strict=True), start=1)
-    ]
-    body = element("body", top, element("main", joined(parts), last), script)
-    return f'<!doctype html>\n<html lang="en">\n{head}\n{body}\n</html>\n'
-
-
-def _size(parts: Markup | tuple[Markup, ...]) -> int:
-    """How many bytes something has."""
-    return len((parts if isinstance(parts, str) else "".join(parts)).encode())
-
-
-def _around_views(sections: Sequence[Section], n_bytes: int) -> list[_Pair]:
-    """What stands before and after the views of each section, with so few points that most of the page is left for views.
-
-    Where many sections have too much even with few points, their commands are left out, and then the figures of some.
-    """
-    for n_points, with_commands in _THINNED:
-        found = _all_around(sections, n_points, with_commands=with_commands)
-        if sum(map(_size, found)) <= n_bytes / 2:
-            return found
-    if sum(map(_size, found)) <= n_bytes:
-        return found
-    return _as_fits(found, _all_around(sections, 0, with_commands=False), n_bytes)
-
-
-def _all_around(sections: Sequence[Section], n_points: int, *, with_commands: bool) -> list[_Pair]:
-    return [
-        _around(section, f"section-{i}", n_points, with_commands=with_commands)
-        for i, section in enumerate(sections, start=1)
-    ]
-
-
-def _as_fits(full: list[_Pair], bare: list[_Pair], n_bytes: int) -> list[_Pair]:
-    """The full ones of the first sections for which there is room, and the bare ones of the others."""
-    left = n_bytes - sum(map(_size, bare))
-    found = []
-    for one, other in zip(full, bare, strict=True):
-        more = _size(one) - _size(other)
-        found.append(one if more <= left else other)
-        left -= more if more <= left else 0
+@functools.cache
+def _environment() -> jinja2.Environment:
+    found = jinja2.Environment(
+        loader=jinja2.PackageLoader("sparsum_experiments.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    found.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    found.globals |= {"sample": sample, "png": png_address, "left_aligned": LEFT_ALIGNED}
     return found
 
 
-def _head(title: str) -> Markup:
-    return element(
-        "head",
-        Markup('<meta charset="utf-8">'),
-        Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
-        Markup(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
-        element("title", title),
-        element("style", _files("css")),
-    )
+def macros(template: str) -> Any:
+    """The macros of a template, as functions."""
+    return _environment().get_template(template).module
 
 
 def _files(suffix: str) -> Markup:
     """All style sheets or all scripts of the page, in the order of their names."""
     folder = importlib.resources.files("sparsum_experiments.report") / "page"
     files = sorted((file for file in folder.iterdir() if file.name.endswith(f".{suffix}")), key=lambda file: file.name)
-    return Markup("\n".join(file.read_text() for file in files))
+    return Markup("\n".join(file.read_text(encoding="utf-8") for file in files))
 
 
-def _contents(sections: Sequence[Section], problems: Sequence[str]) -> Markup:
-    """Links to the sections, where there are several."""
-    links = [element("a", section.title, href=f"#section-{i}") for i, section in enumerate(sections, start=1)]
-    if problems:
-        links.append(element("a", f"left out ({len(problems)})", href="#left-out"))
-    return element("nav", *links, aria_label="Sections") if len(links) > 1 else Markup("")
+def _parts(sections: Sequence[Section], data_dir: str | None, n_bytes: int) -> list[list[Markup]]:
+    """The parts of each section: tables, and as far as there is room figures, views of latent variables and commands."""
+    shown, latent = macros("section.html.j2"), macros("latent.html.j2")
+    contents = [_content(section, f"section-{i}", len(sections)) for i, section in enumerate(sections, start=1)]
+    views = [show_latent(section, data_dir) for section in sections]
+    found = [[shown.tables(content)] for content in contents]
+    left = n_bytes - sum(len(part.encode()) for parts in found for part in parts)
+    for title, rendered in (
+        ("Figures", [shown.figures(content) if content["figures"] else Markup() for content in contents]),
+        ("What the latent variable learned", [latent.latent(view) if view else Markup() for view in views]),
+        ("Commands", [shown.commands(content["commands"]) for content in contents]),
+    ):
+        for parts, part in zip(found, rendered, strict=True):
+            parts.append(part if len(part.encode()) <= left else shown.left_out(title))
+            left -= len(parts[-1].encode())
+    return found
 
 
-def _around(section: Section, name: str, n_points: int, *, with_commands: bool) -> tuple[Markup, Markup]:
-    """An experiment on a data set: tables and figures before its latent variables, and commands after them."""
-    before = joined(
-        [
-            element("h2", section.title),
-            tested_tables(section),
-            metric_tables(section),
-            _figures(section, name, n_points),
-        ]
-    )
-    return before, _commands(section.records) if with_commands else element("p", _NO_COMMANDS, class_="soft")
+def _content(section: Section, name: str, n_sections: int) -> dict[str, Any]:
+    """What the templates show of a section."""
+    every = compare(section)
+    is_long, has_many = len(every.rows) > _MAX_ROWS, len(section.summaries) > _MAX_ROWS
+    n_points = max(20, min(MAX_POINTS, _TOTAL_POINTS // n_sections))
+    return {
+        "id": name,
+        "section": section,
+        "tested": compare(section, best_only=True) if is_long else every,
+        "every": every if is_long else None,
+        "has_numbers": any(cell.text[:1].isdigit() for row in every.rows for cell in row[1:-1]),
+        "is_tested": any(summary.test for summary in section.summaries),
+        "metrics": _metrics(section, section.summaries),
+        "best_metrics": _metrics(section, section.best) if has_many else [],
+        "metric_notes": list(filter(None, _metric_notes(section))),
+        "drawn_settings": drawn_settings(section),
+        "styles": styles_of(section),
+        "figures": [draw(figure, f"{name}-figure-{i}") for i, figure in enumerate(figures_of(section, n_points), start=1)],
+        "commands": [run.command for run in section.runs if run.command],
+    }
 
 
-def _figures(section: Section, name: str, n_points: int) -> Markup:
-    """Curves over epochs, and methods in a plane; a line or a mark for the best setting of each method.
-
-    Without any points there is a sentence in the place of figures.
-    """
-    if not section.best:
-        return Markup("")
-    if not n_points:
-        return joined([element("h3", "Figures"), element("p", _NO_FIGURES, class_="soft")])
-    drawn = [draw(figure, f"{name}-figure-{i}") for i, figure in enumerate(figures_of(section, n_points), start=1)]
-    hint = (
-        "Press a name to hide or show its method. Point at a figure or tap it, or use the arrow keys in it, to read values."
-    )
-    return joined(
-        [
-            element("h3", "Figures"),
-            drawn_settings(section),
-            legend(styles_of(section)),
-            element("p", hint, class_="hint soft"),
-            element("div", *drawn, class_="charts"),
-        ]
-    )
+def _metrics(section: Section, summaries: Sequence[Summary]) -> list[list[Any]]:
+    """The header and the rows of the table of all metrics; empty if nothing is measured yet."""
+    if not summaries:
+        return []
+    header, *rows = cells(summaries, section.criterion)
+    return [header, *([Cell(text) for text in row] for row in rows)]
 
 
-def drawn_settings(section: Section) -> Markup:
-    """Which settings are drawn, of methods that have several."""
-    n_settings = {summary.method: 0 for summary in section.summaries}
-    for summary in section.summaries:
-        n_settings[summary.method] += 1
+def _metric_notes(section: Section) -> list[str]:
+    better = "larger" if section.kind.sign > 0 else "smaller"
+    return [
+        f"Validation at the last epoch, means ± standard errors over seeds; {better} {section.criterion} is better. "
+        "Training calls: decoder calls per example, the mean over all epochs.",
+        unfinished_note(section.summaries, "Taken at the last epoch that all seeds have reached"),
+        machines_note((summary.label, summary.runs) for summary in section.summaries),
+    ]
+
+
+def drawn_settings(section: Section) -> str:
+    """Which settings are drawn, of methods that have several; empty if no method has."""
+    n_settings = collections.Counter(summary.method for summary in section.summaries)
     chosen = []
     for summary in section.best:
-        if n_settings[summary.method] > 1:
-            setting = setting_text(section.experiment, summary.method, summary.setting)
-            # An empty setting differs from the others of its method in that those have a name.
-            chosen.append(f"{summary.method}: {setting or 'no variant'} (of {n_settings[summary.method]})")
-    if not chosen:
-        return Markup("")
-    text = (
-        f"Each method is drawn at the setting with the best {section.criteria} on the validation data. {'; '.join(chosen)}."
-    )
-    return element("p", text, class_="soft")
-
-
-def _problems(problems: Sequence[str]) -> Markup:
-    found = [element("h2", "Left out"), element("ul", *(element("li", problem) for problem in problems))]
-    return element("section", *found, id="left-out")
-
-
-def _commands(records: Sequence[Run]) -> Markup:
-    """What was typed for each run, so that anyone can repeat it; records do not know it."""
-    typed = [record.command for record in records if record.command]
-    if not typed:
-        return Markup("")
-    title = "The command of 1 run" if len(typed) == 1 else f"The commands of {len(typed)} runs"
-    return element("details", element("summary", title), element("pre", "\n".join(typed)))
+        if (n := n_settings[summary.method]) > 1:
+            chosen.append(f"{summary.method}: {summary.setting_text or 'no variant'} (of {n})")
+    about = f"Each method is drawn at the setting with the best {section.criteria} on the validation data."
+    return f"{about} {'; '.join(chosen)}." if chosen else ""

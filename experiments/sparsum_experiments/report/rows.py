@@ -1,4 +1,4 @@
-"""The rows of a table for an article: the runs of each method and setting, in the order of the methods."""
+"""The rows of a section's table: the runs of each method and setting, in the order of the methods."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparsum_experiments.report.sections import differing_options
+from sparsum_experiments.report.sections import Section, config_key, differing_options, grouped
+from sparsum_experiments.report.settings import options_text
+from sparsum_experiments.report.summary import best_by_method
 from sparsum_experiments.runs import Run
 
 
@@ -15,7 +17,7 @@ class Row:
     """Runs that differ in their seed alone.
 
     Args:
-        method: how the sum was made.
+        method: how the sum was computed.
         variant: what sets them apart from other rows of the method, in words; empty if nothing does.
         runs: those that are finished and evaluated, the only ones that are averaged.
         left_out: the others.
@@ -32,62 +34,47 @@ class Row:
         return f"{self.method} ({self.variant})" if self.variant else self.method
 
     @property
-    def args(self) -> dict[str, Any] | None:
-        """What the runs were told; None where there are none."""
-        every = self.runs + self.left_out
-        return every[0].args if every else None
+    def first(self) -> Run | None:
+        """One of the runs, all of which have the same config; None where there are none."""
+        return next(iter(self.runs + self.left_out), None)
 
 
-def table_rows(records: Sequence[Run], methods: Sequence[str], expected: Collection[str]) -> list[Row]:
-    """The rows of runs that belong to one table.
+def table_rows(section: Section, expected: Collection[str] = ()) -> list[Row]:
+    """The rows of a section; methods that are expected have one even if no run was made with them."""
+    by_method = grouped(section.runs, lambda run: str(run.args["method"]))
+    methods = [method for method in section.kind.methods if method in by_method or method in expected]
+    methods += sorted(by_method.keys() - set(methods))
+    # Who never evaluates anything on test data wants to see the validation data.
+    needs_test = not section.kind.is_own or any(run.test for run in section.runs)
+    return [row for method in methods for row in _rows(method, by_method.get(method, []), needs_test=needs_test)]
 
-    Args:
-        records: the runs.
-        methods: those of the experiment, in their order.
-        expected: the methods that have a row even if no run was made with them.
+
+def best_rows(rows: Sequence[Row], section: Section) -> list[Row]:
+    """The rows of the best setting of each method, and those of methods that were not run or measured nothing.
+
+    Where some settings of a method were evaluated, it is the best of these.
     """
-    groups: dict[str, list[Run]] = {}
-    for record in records:
-        groups.setdefault(record.args["method"], []).append(record)
-    known = [method for method in methods if method in groups or method in expected]
-    rows = []
-    for method in [*known, *sorted(groups.keys() - set(methods))]:
-        rows += _rows(method, groups[method]) if method in groups else [Row(method)]
-    return rows
+    tested = best_by_method([summary for summary in section.summaries if summary.test], section.experiment)
+    best = {summary.method: _setting_key(summary.runs[0]) for summary in (*section.best, *tested)}
+    return [row for row in rows if not row.first or best.get(row.method) in (None, _setting_key(row.first))]
 
 
-def _rows(method: str, records: list[Run]) -> list[Row]:
+def _setting_key(run: Run) -> tuple[str | None, str]:
+    return run.variant, config_key(run)
+
+
+def _rows(method: str, runs: list[Run], *, needs_test: bool) -> list[Row]:
     """One row for each variant, and for each setting where a variant has several; those without a name come first."""
-    by_variant: dict[str, list[Run]] = {}
-    for record in records:
-        by_variant.setdefault(record.variant or "", []).append(record)
-    rows = []
-    for variant, members in sorted(by_variant.items()):
-        differing = differing_options(members)
-        settings: dict[str, list[Run]] = {}
-        for record in sorted(members, key=lambda record: [_order(record.args.get(name)) for name in differing]):
-            setting = ", ".join(f"{option_name(name)} {option_value(record.args.get(name))}" for name in differing)
-            settings.setdefault(setting, []).append(record)
-        rows += [_row(method, ", ".join(filter(None, (variant, text))), runs) for text, runs in settings.items()]
+    rows = [] if runs else [Row(method)]
+    for variant, members in sorted(grouped(runs, lambda run: run.variant or "").items()):
+        names = differing_options(members)
+        members.sort(key=lambda run: [_order(run.args.get(name)) for name in (*names, "seed")])
+        for same in grouped(members, config_key).values():
+            text = options_text({name: same[0].args.get(name) for name in names})
+            counted = [run for run in same if run.is_finished and (run.test or not needs_test)]
+            left_out = [run for run in same if run not in counted]
+            rows.append(Row(method, ", ".join(filter(None, (variant, text))), tuple(counted), tuple(left_out)))
     return rows
-
-
-def _row(method: str, variant: str, records: list[Run]) -> Row:
-    by_seed = sorted(records, key=lambda record: _order(record.args["seed"]))
-    runs = tuple(record for record in by_seed if record.is_finished and record.test)
-    return Row(method, variant, runs, tuple(record for record in by_seed if record not in runs))
-
-
-def option_name(name: str) -> str:
-    """An option as it is typed."""
-    return name.replace("_", "-")
-
-
-def option_value(value: Any) -> str:
-    """What an option was, for people."""
-    if value is None or value == "":
-        return "default"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _order(value: Any) -> tuple[bool, float, str]:

@@ -1,37 +1,15 @@
-"""What the runs of a table were told, in few words."""
+"""The options of runs in few words: those that set them apart, and those that a reader asks for first."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sparsum_experiments.registry import make_args, uses
-from sparsum_experiments.report.rows import Row, option_name, option_value
-from sparsum_experiments.report.sections import PLACES
-from sparsum_experiments.runs import rounded
+from sparsum_experiments.registry import NAMES, experiment_options, make_args, place_options, uses
+from sparsum_experiments.runs import Run, rounded
 
-# What a reader asks for first, shown even where it is the default.
-_MAIN = ("epochs", "batch_size", "lr", "entropy", "k", "solver")
-# What a table says elsewhere.
-_HIDDEN = PLACES | {"method", "data", "bits"}
-
-
-def settings_note(experiment: str, rows: Sequence[Row]) -> str:
-    """What all rows were told, then what each was: the main options, and those that differ between rows or from a default.
-
-    Empty if there are no runs.
-    """
-    told = {row.label: _used(experiment, row) for row in rows if row.args is not None}
-    names = _shown(told, [_changed(experiment, row) for row in rows])
-    common = [name for name in names if len(told) == len(_values(told, name)) and len(set(_values(told, name))) == 1]
-    parts = []
-    if common:
-        parts.append(f"all rows: {_text(next(iter(told.values())), common)}")
-    for label, args in told.items():
-        own = [name for name in names if name in args and name not in common]
-        parts += [f"{label}: {_text(args, own)}"] if own else []
-    return f"Settings of {'; '.join(parts)}." if parts else ""
+# What the title and the first column of a table say.
+_ELSEWHERE = {"method", "data", "bits"}
 
 
 def setting_text(experiment: str, method: str, setting: Mapping[str, Any]) -> str:
@@ -39,44 +17,68 @@ def setting_text(experiment: str, method: str, setting: Mapping[str, Any]) -> st
 
     >>> setting_text("bitvector-vae", "topk", {"lr": 0.002, "solver": "", "temperature_decay": 1e-05})
     'lr 0.002'
-    >>> setting_text("bitvector-vae", "wake-wake", {"lr": 0.002, "entropy": 1.0})  # the second is no part of what it trains
+    >>> setting_text("bitvector-vae", "wake-wake", {"lr": 0.002, "entropy": 1.0})  # the second is not part of its objective
     'lr 0.002'
     """
-    return _text(setting, [name for name, value in setting.items() if is_used(experiment, method, name, value)])
+    return options_text(_used(experiment, method, setting))
 
 
-def _used(experiment: str, row: Row) -> dict[str, Any]:
-    """What a row was told and its method uses."""
-    told = row.args or {}
-    return {name: value for name, value in told.items() if is_used(experiment, row.method, name, value)}
+def options_text(options: Mapping[str, Any]) -> str:
+    """Options as they are typed, with their values.
+
+    >>> options_text({"batch_size": 64, "lr": 0.001, "solver": ""})
+    'batch-size 64, lr 0.001, solver default'
+    """
+    return ", ".join(f"{name.replace('_', '-')} {_value(value)}" for name, value in options.items())
 
 
-def is_used(experiment: str, method: str, name: str, value: Any) -> bool:
-    """Whether a table should show it: not what makes no difference to the method, nor what it was left to choose."""
-    return name not in _HIDDEN and value not in (None, "") and uses(experiment, method, name)
+def _value(value: Any) -> str:
+    if value is None or value == "":
+        return "default"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _changed(experiment: str, row: Row) -> set[str]:
-    """The options of a row that are not what its method has by default."""
-    told = _used(experiment, row)
+def settings_note(rows: Iterable[tuple[str, Run]]) -> str:
+    """The options that all rows share, then those of each: the main ones, and those that differ or are not the default.
+
+    Args:
+        rows: the label of each row, and one of its runs.
+    """
+    rows = list(rows)
+    used = {label: _used(run.experiment, run.args["method"], run.args) for label, run in rows}
+    names = dict.fromkeys(name for options in used.values() for name in options)
+    main = [name for name, option in experiment_options(rows[0][1].experiment).items() if option.is_main] if rows else []
+    changed = {name for label, run in rows for name in _changed(run, used[label])}
+    values = {name: {repr(options.get(name)) for options in used.values()} for name in names}
+    shown = [name for name in main if name in names]
+    shown += [name for name in names if name not in main and (name in changed or len(values[name] - {"None"}) > 1)]
+    common = [name for name in shown if len(values[name]) == 1]
+    parts = [("all rows", {name: used[rows[0][0]][name] for name in common})]
+    parts += [
+        (label, {name: options[name] for name in shown if name in options.keys() - set(common)})
+        for label, options in used.items()
+    ]
+    texts = [f"{label}: {options_text(options)}" for label, options in parts if options]
+    return f"Settings of {'; '.join(texts)}." if texts else ""
+
+
+def _used(experiment: str, method: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that a table should show: those that the method uses and that were not left to it to choose."""
+    hidden = place_options(experiment) | _ELSEWHERE
+    return {
+        name: value
+        for name, value in options.items()
+        if name not in hidden and value not in (None, "") and uses(experiment, method, name)
+    }
+
+
+def _changed(run: Run, used: Mapping[str, Any]) -> set[str]:
+    """The options of a run that are not the defaults of its method; all of them where there are no defaults."""
+    if run.experiment not in NAMES:
+        return set(used)
     try:
-        given = {name: row.args.get(name) for name in ("data", "bits")} if row.args else {}
-        default = rounded(dataclasses.asdict(make_args(experiment, row.method, given)))
+        given = {name: run.args.get(name) for name in ("data", "bits")}
+        default = rounded(make_args(run.experiment, run.args["method"], given).model_dump())
     except ValueError:  # a method of another version
         return set()
-    return {name for name, value in told.items() if default.get(name) != value}
-
-
-def _shown(told: dict[str, dict[str, Any]], changed: list[set[str]]) -> list[str]:
-    known = dict.fromkeys(name for args in told.values() for name in args)
-    names = [name for name in _MAIN if name in known] + [name for name in known if name not in _MAIN]
-    wanted = set(_MAIN).union(*changed)
-    return [name for name in names if name in wanted or len(set(_values(told, name))) > 1]
-
-
-def _values(told: dict[str, dict[str, Any]], name: str) -> list[str]:
-    return [repr(args[name]) for args in told.values() if name in args]
-
-
-def _text(args: Mapping[str, Any], names: list[str]) -> str:
-    return ", ".join(f"{option_name(name)} {option_value(args[name])}" for name in names)
+    return {name for name, value in used.items() if default.get(name) != value}

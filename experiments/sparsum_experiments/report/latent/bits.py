@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from collections.abc import Iterable
+from typing import Annotated, ClassVar, Self
 
+import numpy as np
+import pydantic
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
@@ -12,65 +14,80 @@ from torch.distributions import Distribution
 import sparsum as sp
 from sparsum_experiments.bitvector_vae import BitvectorVAE, Model
 from sparsum_experiments.experiment import AbstractExperiment
-from sparsum_experiments.report.html import Markup, element, json_script
-from sparsum_experiments.report.latent.encode import base64_text, halves
-from sparsum_experiments.report.latent.fields import Fields
 from sparsum_experiments.report.latent.view import (
-    MAX_ATOMS,
     MAX_EXAMPLES,
-    MAX_SIDE,
     AbstractView,
+    Part,
+    Probability,
+    Raw,
+    Side,
+    Text,
+    check_size,
     class_name,
     one_of_each_class,
 )
 
 # How many test images can be chosen from, and how many codes of each are listed.
 _N_EXAMPLES, _N_ATOMS = 12, 10
-_MAX_BITS, _MAX_HIDDEN, _MAX_RANK = 4096, 1024, 16
 
 
-@dataclass(frozen=True)
-class Atom:
+class Atom(Part):
     """A code, and its probability given the image."""
 
     bits: str
-    probability: float
+    probability: Probability
 
 
-@dataclass(frozen=True)
-class Example:
+class Example(Part):
     """A test image with its most probable codes.
 
     Args:
         label: what is on it.
         image: a byte for each pixel, its grey level.
-        n_atoms: how many codes have mass; 0 where all have.
+        n_atoms: how many codes have mass; 0 if all have.
         atoms: the most probable ones, best first.
     """
 
-    label: str
-    image: bytes
-    n_atoms: int
-    atoms: list[Atom]
+    label: Text
+    image: Raw
+    n_atoms: Annotated[int, pydantic.Field(ge=0, le=2**53)]
+    atoms: Annotated[list[Atom], pydantic.Field(min_length=1, max_length=64)]
 
 
-@dataclass(frozen=True)
 class BitsView(AbstractView):
     """A decoder in half precision, and test images with their codes.
 
-    The weights stand in the order in which the decoder uses them, each with its biases after it: of the hidden layer
+    The weights are in the order in which the decoder uses them, each followed by its biases: of the hidden layer
     (n_hidden, n_bits), of the features of pixels (n_pixels * rank, n_hidden), of the levels (n_levels, rank).
     """
 
+    kind: ClassVar[str] = "bits"
     title: ClassVar[str] = "What the bits learned"
-    height: int
-    width: int
-    n_levels: int
-    n_bits: int
-    n_hidden: int
-    rank: int
-    weights: bytes
-    examples: list[Example]
+    height: Side
+    width: Side
+    n_levels: Annotated[int, pydantic.Field(ge=2, le=256)]
+    n_bits: Annotated[int, pydantic.Field(ge=1, le=4096)]
+    n_hidden: Annotated[int, pydantic.Field(ge=1, le=1024)]
+    rank: Annotated[int, pydantic.Field(ge=1, le=16)]
+    weights: Raw
+    examples: Annotated[list[Example], pydantic.Field(min_length=1, max_length=MAX_EXAMPLES)]
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> Self:
+        n_pixels = self.height * self.width
+        n_weights = self.n_hidden * (self.n_bits + 1) + n_pixels * self.rank * (self.n_hidden + 1)
+        check_size(self.weights, 2 * (n_weights + self.n_levels * (self.rank + 1)), "weights")
+        if not np.isfinite(np.frombuffer(self.weights, "<f2")).all():
+            raise ValueError("weights must be finite numbers")
+        for i, example in enumerate(self.examples):
+            check_size(example.image, n_pixels, f"examples.{i}.image")
+            if max(example.image) >= self.n_levels:
+                raise ValueError(
+                    f"examples.{i}.image has a grey level of {max(example.image)}, and there are {self.n_levels}"
+                )
+            if any(len(atom.bits) != self.n_bits or set(atom.bits) - {"0", "1"} for atom in example.atoms):
+                raise ValueError(f"examples.{i} has a code that is not of {self.n_bits} bits")
+        return self
 
     @classmethod
     def of(cls, experiment: AbstractExperiment, generator: torch.Generator) -> Self:
@@ -82,55 +99,32 @@ class BitsView(AbstractView):
         codes = atoms_of(model, x, generator)
         pairs = zip(x, labels, codes, strict=True)
         layers = [layer for layer in (*model.generative, model.levels) if isinstance(layer, torch.nn.Linear)]
+        height, width = images.shape
         return cls(
-            *images.shape,
+            height=height,
+            width=width,
             n_levels=images.n_levels,
             n_bits=experiment.args.bits,
             n_hidden=layers[0].out_features,
             rank=model.levels.in_features,
             weights=halves(tensor for layer in layers for tensor in (layer.weight, layer.bias)),
-            examples=[Example(class_name(images, y), image.cpu().numpy().tobytes(), *found) for image, y, found in pairs],
+            examples=[
+                Example(label=class_name(images, y), image=image.cpu().numpy().tobytes(), n_atoms=n, atoms=atoms)
+                for image, y, (n, atoms) in pairs
+            ],
         )
 
-    @classmethod
-    def from_json(cls, fields: Fields) -> Self:
-        """Read and check."""
-        height, width = fields.whole("height", 1, MAX_SIDE), fields.whole("width", 1, MAX_SIDE)
-        n_levels, n_bits = fields.whole("n_levels", 2, 256), fields.whole("n_bits", 1, _MAX_BITS)
-        n_hidden, rank = fields.whole("n_hidden", 1, _MAX_HIDDEN), fields.whole("rank", 1, _MAX_RANK)
-        n_pixels = height * width
-        n_weights = n_hidden * (n_bits + 1) + n_pixels * rank * (n_hidden + 1) + n_levels * (rank + 1)
-        weights = fields.halves("weights", n_weights)
-        examples = [_example_from(part, n_pixels, n_levels, n_bits) for part in fields.parts("examples", 1, MAX_EXAMPLES)]
-        return cls(height, width, n_levels, n_bits, n_hidden, rank, weights, examples)
 
-    def to_json(self) -> dict[str, Any]:
-        """Weights and images in base64."""
-        examples = [
-            {
-                "label": example.label,
-                "image": base64_text(example.image),
-                "n_atoms": example.n_atoms,
-                "atoms": [vars(atom) for atom in example.atoms],
-            }
-            for example in self.examples
-        ]
-        return vars(self) | {"weights": base64_text(self.weights), "examples": examples}
+def halves(tensors: Iterable[Tensor]) -> bytes:
+    """Tensors one after the other, in half precision with the lower byte first.
 
-    def markup(self) -> Markup:
-        """The data; ``latent.js`` makes the switches and pictures of it."""
-        about = (
-            f"Each of the {self.n_bits} bits is a switch; the decoder runs in this page. Choose a test image and one of its "
-            "codes, then switch bits: those that differ from the chosen code are marked."
-        )
-        return element(
-            "div",
-            element("p", about, class_="soft"),
-            element("noscript", element("p", "The switches need JavaScript.")),
-            json_script(self.to_json()),
-            class_="latent-bits",
-            data_latent="bits",
-        )
+    Raises:
+        ValueError: if a number does not fit.
+    """
+    flat = torch.cat([tensor.detach().reshape(-1).cpu() for tensor in tensors]).half()
+    if not flat.isfinite().all():
+        raise ValueError("a weight is not finite in half precision")
+    return flat.numpy().astype("<f2").tobytes()
 
 
 def atoms_of(model: Model, x: Tensor, generator: torch.Generator) -> list[tuple[int, list[Atom]]]:
@@ -162,17 +156,4 @@ def _of_sparse(q: Distribution) -> list[tuple[int, Tensor, Tensor]]:
 def _of_row(n_atoms: int, codes: Tensor, probs: Tensor) -> tuple[int, list[Atom]]:
     texts = ["".join("1" if bit else "0" for bit in code) for code in codes.round().int().tolist()]
     numbers = [min(1.0, float(f"{p:.6g}")) for p in probs.tolist()]
-    return n_atoms, [Atom(text, p) for text, p in zip(texts, numbers, strict=True)]
-
-
-def _example_from(part: Fields, n_pixels: int, n_levels: int, n_bits: int) -> Example:
-    image = part.raw("image", n_pixels)
-    if max(image) >= n_levels:
-        raise ValueError(f"an image has a grey level of {max(image)}, and there are {n_levels}")
-    atoms = []
-    for each in part.parts("atoms", 1, MAX_ATOMS):
-        bits = each.text("bits", n_bits)
-        if len(bits) != n_bits or set(bits) - {"0", "1"}:
-            raise ValueError(f"a code is not of {n_bits} bits")
-        atoms.append(Atom(bits, each.number("probability", 0, 1)))
-    return Example(part.text("label"), image, part.whole("n_atoms", 0, 2**53), atoms)
+    return n_atoms, [Atom(bits=text, probability=p) for text, p in zip(texts, numbers, strict=True)]

@@ -1,4 +1,4 @@
-// Tables that are sorted by their headings, and the choice between light and dark.
+// Sorts tables by their headings, says where a table is cut off, and switches between light and dark.
 (() => {
   "use strict";
   const root = document.documentElement;
@@ -20,7 +20,7 @@
     document.querySelector("header").append(button);
   }
 
-  // What a cell is sorted by: the number that it begins with, or null where it has none.
+  // A cell is sorted by the number that it begins with; null if there is none.
   function numberIn(cell) {
     const value = parseFloat(cell.textContent);
     return Number.isNaN(value) ? null : value;
@@ -29,7 +29,7 @@
   function compareCells(a, b, isNumber, sign) {
     if (!isNumber) return sign * a.textContent.localeCompare(b.textContent, "en", { numeric: true });
     const [x, y] = [numberIn(a), numberIn(b)];
-    if (x === null || y === null) return (x === null) - (y === null); // what is missing comes last, either way
+    if (x === null || y === null) return (x === null) - (y === null); // missing values come last, either way
     return sign * (x - y);
   }
 
@@ -39,7 +39,7 @@
     const headings = [...table.tHead.rows[0].cells];
     headings.forEach((heading, column) => {
       const isNumber = heading.classList.contains("number");
-      // Of numbers the largest are wanted first, of names the first; the third time all is as it was.
+      // The largest number or the first name comes first; the third time restores the original order.
       const orders = isNumber ? ["descending", "ascending", "none"] : ["ascending", "descending", "none"];
       heading.querySelector("button").addEventListener("click", () => {
         const order = orders[(orders.indexOf(heading.ariaSort) + 1) % 3];
@@ -53,6 +53,18 @@
     });
   }
 
+  // Beside the shadow, words: shown as long as something is hidden to the right.
+  function sayWhereCut(box) {
+    const more = document.createElement("p");
+    more.className = "more";
+    more.textContent = box.querySelector("table") ? "scroll for more columns \u2192" : "scroll for the rest of the figure \u2192";
+    box.after(more);
+    const update = () => { more.hidden = box.scrollLeft + box.clientWidth >= box.scrollWidth - 1; };
+    box.addEventListener("scroll", update);
+    new ResizeObserver(update).observe(box);
+  }
+
   addThemeButton();
+  document.querySelectorAll(".wide").forEach(sayWhereCut);
   document.querySelectorAll("table.sortable").forEach(makeSortable);
 })();
