@@ -5,8 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Self
 
 from rich import box
 from rich.console import Console, Group
@@ -27,23 +25,14 @@ _COLUMNS = ("epoch", "done", "loss", "calls", "left")
 Progress = Mapping[str, float]
 
 
-class Board:
-    """Shows on a console the runs that are running, and how many are finished and waiting."""
+class Board(Live):
+    """Shows on a console the runs that are running, and how many are finished and waiting; a context manager."""
 
     def __init__(self, console: Console, jobs: int) -> None:
-        self.console, self.jobs = console, jobs
         # Drawn by whoever calls `look`: no thread beside the one that starts processes.
-        self._live = Live(console=console, auto_refresh=False, transient=True)
+        super().__init__(console=console, auto_refresh=False, transient=True)
+        self.jobs = jobs
         self._drawn_at = time.monotonic() if not console.is_terminal else 0.0
-
-    def __enter__(self) -> Self:
-        if self.console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.console.is_terminal:
-            self._live.stop()
 
     def say(self, text: str) -> None:
         """Print a message."""
@@ -58,7 +47,7 @@ class Board:
         progress = {entry.run.key: _progress(entry) for entry in entries if entry.phase is Phase.RUNNING}
         totals = _totals(entries, progress, self.jobs)
         if self.console.is_terminal:
-            self._live.update(Group(_table(entries, progress), Text(totals)), refresh=True)
+            self.update(Group(_table(entries, progress), Text(totals)), refresh=True)
             return
         for key, found in progress.items():
             shown = [f"{name} {cell}" for name, cell in zip(_COLUMNS, _cells(found), strict=True)] if found else ["starting"]

@@ -67,17 +67,9 @@ def tuned_settings(
 ) -> list[Choice]:
     """For each method the setting that was best on the validation data among the runs in or below a folder.
 
-    Only runs on the same data and with the given options count, though what may change on resume may differ. The mean over
-    seeds of the metric ``by`` decides, at the last epoch or in an evaluation; of equals the first, by their folders' names.
-
-    Args:
-        experiment: its name.
-        methods: None for all that have runs in the folder.
-        options: of all new runs; None means not given.
-        grid: the names of the options that a grid gives to new runs.
-        folder: of the earlier runs.
-        out: of the new runs.
-        by: None for the criterion of each method.
+    Only runs on the same data and with the given ``options`` count, though what may change on resume may differ. The mean
+    over seeds of the metric ``by`` decides, at the last epoch or in an evaluation, by default the criterion of each method;
+    of equals the first, by their folders' names. The new runs will be in ``out``, and have options of a ``grid``, too.
 
     Raises:
         UsageError: if runs are missing, not finished or not evaluated, or nothing was tuned.

@@ -123,7 +123,7 @@ def test_runs_that_are_not_evaluated_are_named_with_what_to_do() -> None:
 
 def test_commands_in_messages_are_quoted_for_the_shell() -> None:
     earlier({"topk": [-1.0, -3.0]}, experiment="bitvector-vae", out="my grid")
-    with pytest.raises(UsageError, match="run sparsum evaluate 'my grid' --split validation --annealed 300$"):
+    with pytest.raises(UsageError, match=r"run sparsum evaluate 'my grid' --split validation --annealed 300$"):
         chosen(["topk"], experiment="bitvector-vae", folder="my grid", by="bits_per_dim_annealed")
 
 
