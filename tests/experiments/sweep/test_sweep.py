@@ -361,6 +361,7 @@ def test_best_setting_is_that_of_the_last_epoch_and_statistics_are_right(tmp_pat
     assert (sparse.validation["elbo"].mean, sparse.validation["elbo"].error) == (-3.0, 1.0)
     assert list(sparse.test) == ["elbo"]
     assert (sparse.test["elbo"].mean, sparse.test["elbo"].error) == (-5.5, 0.5)
+    assert sparse.calls is not None
     assert (sparse.calls.mean, sparse.seconds.mean) == (2.0, 6.0)
 
 
