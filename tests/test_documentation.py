@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from sparsum_experiments.report import write_report
+from sparsum_experiments.runs import Config, EpochMetrics, read_run
 
 import sparsum as sp
 from examples import alignment, digits, estimators, knapsack, latent_trees, matching, own_runs
@@ -80,3 +81,16 @@ def test_a_page_of_own_runs(tmp_path: pathlib.Path) -> None:
     assert "prototypes on points" in page
     assert all(method in page for method in own_runs.ESTIMATORS)
     assert page.count("<svg") >= 3
+
+
+def test_the_documented_files_of_a_run_are_valid(tmp_path: pathlib.Path) -> None:
+    text = (ROOT / "docs" / "runs.md").read_text()
+    config, metrics, evaluation = re.findall(r"```json\n(.*?)```", text, flags=re.DOTALL)
+    (tmp_path / "config.json").write_text(config)
+    (tmp_path / "metrics.jsonl").write_text(metrics)
+    (tmp_path / "evaluation.json").write_text(evaluation.replace("100", "1"))
+    run = read_run(tmp_path)
+    assert (run.experiment, run.criterion, run.calls, run.problem) == ("my-vae", "elbo", 3.2, "")
+    assert run.test == {"elbo": -101.3}
+    for kind in (Config, EpochMetrics):  # every key of the schema is documented
+        assert all(f"`{name}`" in text for name in kind.model_fields)
