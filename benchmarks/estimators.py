@@ -1,8 +1,8 @@
-"""How much noise each estimator has for its price: variance of the gradient times calls, and times milliseconds.
+"""Variance of each estimator's gradient at equal cost: times calls of the loss, and times milliseconds.
 
-A random decoder with one hidden layer explains 64 random pixels by the latent variable; the scores are those of a random
-encoder, scaled to a standard deviation of 1.5. Whatever lets one choose makes 4 calls of the loss; learned baselines are
-trained for 500 steps first. The bias is measured where all assignments can be summed over. Run it with
+A random decoder with one hidden layer predicts 64 random pixels from the latent variable; the scores are those of a random
+encoder, scaled to a standard deviation of 1.5. Estimators with a choice make 4 calls of the loss; learned baselines are
+trained for 500 steps first. The bias is measured where all assignments can be enumerated. Run it with
 ``OMP_NUM_THREADS=1 python -m benchmarks.estimators``.
 """
 
@@ -25,7 +25,7 @@ MAX_TERMS = BATCH * 2**20
 
 
 def estimators(n_scores: int) -> list[AbstractEstimator]:
-    """All of them, with as equal a budget as they allow."""
+    """All estimators, with budgets as equal as possible."""
     es = sp.estimators
     return [
         es.Dense(),
@@ -74,7 +74,7 @@ class Autoencoder(torch.nn.Module):
 
 
 def diagnose(structure: sp.OneOf | sp.Bits, draws: int, device: str) -> Diagnosis:
-    """Measure all estimators that take the structure."""
+    """Measure all estimators that support the structure."""
     torch.manual_seed(0)  # of the learned baselines
     generator = torch.Generator().manual_seed(0)
     model = Autoencoder(structure, generator).to(device)
@@ -93,13 +93,13 @@ def diagnose(structure: sp.OneOf | sp.Bits, draws: int, device: str) -> Diagnosi
 
 
 def show(what: str, done: int, total: int) -> None:
-    """Tell how far things are, in one line that the next one replaces."""
+    """Show the progress in one line, which the next call overwrites."""
     if sys.stderr.isatty():
         print(f"\r\033[K{what}: {done:,} of {total:,}\r", end="", file=sys.stderr, flush=True)
 
 
 def compare(diagnoses: dict[str, Diagnosis], attribute: str) -> None:
-    """Print one number per method and structure; those that say that they are biased have a star."""
+    """Print one number per method and structure; biased methods have a star."""
     print(f"\n{attribute.replace('_', ' '):28}" + "".join(f"{structure:>11}" for structure in diagnoses))
     for estimator in estimators(1):
         line = f"{type(estimator).__name__ + ('' if estimator.is_unbiased else ' *'):28}"

@@ -1,4 +1,4 @@
-"""What a packed sum costs: against the dense sum, against the bare decoder, and in memory, up to a million categories.
+"""Cost of a packed sum: against the dense sum, the bare decoder, and in memory, for up to a million categories.
 
 Run it with ``make bench`` or ``OMP_NUM_THREADS=1 python -m benchmarks.expect``.
 """
@@ -25,7 +25,7 @@ def three_of_many(generator: torch.Generator) -> Tensor:
 
 
 def expensive_decoder() -> None:
-    """An MLP of the assignment and the example: packed, dense, and without any distribution."""
+    """An MLP of the assignment and the example: packed, dense, and without a distribution."""
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
     decoder = torch.nn.Sequential(
@@ -66,7 +66,7 @@ def expensive_decoder() -> None:
 
 
 def bounded_memory() -> None:
-    """The peak of a large support, whole and in chunks."""
+    """The peak memory of a large support, whole and in chunks."""
     torch.manual_seed(0)
     decoder = torch.nn.Sequential(torch.nn.Linear(64, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 784))
     embedding = torch.nn.Parameter(torch.randn(N_CATEGORIES, 64))
@@ -88,7 +88,7 @@ def bounded_memory() -> None:
 
 
 def many_categories() -> None:
-    """Memory and time in multiples of the scores' own, which any mapping has to read."""
+    """Time, and memory relative to that of the scores, which any mapping has to read."""
     print("scores -> distribution -> expectation and gradient, batch 32")
     print(f"{'categories':>12} {'atoms':>8} {'ms':>10} {'of softmax':>12} {'peak / scores':>14}")
     for n in (1_000, 10_000, 100_000, 1_000_000):

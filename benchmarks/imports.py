@@ -1,4 +1,4 @@
-"""What importing the library costs beside importing torch, each in fresh processes.
+"""Time to import the library, compared with torch, each in new processes.
 
 Run it with ``make bench`` or ``OMP_NUM_THREADS=1 python -m benchmarks.imports``.
 """
@@ -12,14 +12,14 @@ import subprocess
 import sys
 
 PACKAGES = ("torch", "sparsum")
-# Timed inside of the process: starting the interpreter is not a cost of either.
+# Timed inside the process, so that starting the interpreter does not count.
 PROGRAM = "import time; begin = time.perf_counter(); import {}; print(time.perf_counter() - begin)"
 
 
 def seconds_to_import(package: str) -> float:
-    """The time that importing a package takes in a process that has imported nothing yet."""
+    """The time to import a package in a new process."""
     command = [sys.executable, "-c", PROGRAM.format(package)]
-    # Bytecode is kept, as it is where a package is installed, also where the environment says not to.
+    # Write bytecode even if the environment disables it, as installed packages have it.
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": ""}
     return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
 
@@ -30,8 +30,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=7, help="how many processes import each")
     turns = parser.parse_args().turns
     for package in PACKAGES:
-        seconds_to_import(package)  # the first one writes the bytecode, and fills the cache of the disk
-    # They take turns, so that a busy moment of the machine meets both.
+        seconds_to_import(package)  # the first import writes bytecode and fills the disk cache
+    # Alternate, so that other load on the machine affects both.
     samples = [[seconds_to_import(package) for package in PACKAGES] for _ in range(turns)]
     torch_alone, library = map(statistics.median, zip(*samples, strict=True))
     print(f"import torch    {1e3 * torch_alone:6.0f} ms")

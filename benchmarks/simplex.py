@@ -23,7 +23,7 @@ SHAPES = [(64, 10), (64, 256), (64, 1024), (1024, 32768)]
 
 
 def forward_and_backward(mapping: Callable[[Tensor], Tensor], x: Tensor, weight: Tensor) -> Callable[[], object]:
-    """A call of the mapping and of its gradient."""
+    """A call of the mapping and its gradient."""
     return lambda: torch.autograd.grad(mapping(x), x, weight)
 
 

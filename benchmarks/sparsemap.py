@@ -1,8 +1,8 @@
 """SparseMAP and top-k over structures: closed forms, the active set, and k-best search, forward and backward.
 
-The C++ engine of the paper's authors no longer installs, so its times cannot be measured in the same run. They are constants
-here, measured once on one core of a machine like this (CPU ms for a batch of 64, forward and backward). On a machine with
-CUDA the same tables are printed for the GPU. Run it with ``OMP_NUM_THREADS=1 python -m benchmarks.sparsemap``.
+The authors' C++ engine no longer installs, so its times cannot be measured in the same run. They are constants here,
+measured once on one core of a similar machine (CPU ms for a batch of 64, forward and backward). On a machine with CUDA, the
+same tables are printed for the GPU. Run it with ``OMP_NUM_THREADS=1 python -m benchmarks.sparsemap``.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ ROWS = [
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
-    """The same random scores at every call."""
+    """Random scores, the same for the same seed."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 def milliseconds(function: Callable[[], object], *, seconds: float = 0.5, turns: int = 5) -> float:
-    """Median time of a call, the device's work included."""
+    """Median time of a call, including the work on the device."""
 
     def complete() -> None:
         function()

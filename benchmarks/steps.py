@@ -1,8 +1,8 @@
-"""Time of a training step of every experiment and method, beside that of the authors' code.
+"""Time of a training step of every experiment and method, compared with the authors' code.
 
-Run it with ``python -m benchmarks.steps``, one thread and nothing else running. The data has the sizes of the paper's: MNIST
-and Fashion-MNIST if ``--data-dir`` holds them, else random images; random features for the signal game. The authors' times
-are CPU milliseconds on one core, as measured for this project's specification.
+Run it with ``python -m benchmarks.steps`` on an idle machine; it uses one thread. The data has the sizes of the paper's:
+MNIST and Fashion-MNIST if ``--data-dir`` contains them, else random images; random features for the signal game. The
+authors' times are CPU milliseconds on one core, measured for this project's specification.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ import torch
 from sparsum_experiments import bitvector_vae, signal_game, ssvae
 from sparsum_experiments.data import Features, Games, Images, Split, load_images
 from sparsum_experiments.experiment import AbstractExperiment
-from sparsum_experiments.models import warm_start
 from sparsum_experiments.registry import make_args
 
-# Milliseconds of the authors' code; where a range was seen, its lower end.
+# Milliseconds of the authors' code; the lower end where times varied.
 AUTHORS = {
     ("ssvae", "sparse"): 32.0,
     ("signal-game", "sparse"): 9_000.0,
@@ -37,7 +36,7 @@ AUTHORS = {
 
 @dataclass(frozen=True)
 class Case:
-    """An experiment, ready to take steps."""
+    """An experiment to measure."""
 
     title: str
     method: str
@@ -45,7 +44,7 @@ class Case:
 
 
 def random_images(n: int = 6000) -> Images:
-    """Images of the size of MNIST's, a tenth as many."""
+    """Random images of the size of MNIST's; a tenth as many."""
     generator = torch.Generator().manual_seed(0)
 
     def split(n: int) -> Split:
@@ -57,7 +56,7 @@ def random_images(n: int = 6000) -> Images:
 
 
 def random_games() -> Games:
-    """Features of the size of the paper's: 4,096 numbers, 100 concepts of 20 images."""
+    """Random features of the paper's size: 4,096 per image, 100 concepts of 20 images."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2000, 4096, generator=generator)
     features = Features.from_unsorted(x, torch.arange(2000) % 100)
@@ -75,7 +74,7 @@ def cases(data_dir: pathlib.Path | None, only: str | None) -> Iterator[Case]:
             args = make_args("ssvae", method, {"data": "mnist", "warm_epochs": 100 if data_dir is not None else 5})
             assert isinstance(args, ssvae.Args)
             vae = ssvae.SemisupervisedVAE(args, device, digits)
-            warm_start.warm_start(vae, lambda _: None)
+            vae.start(lambda _: None)
             yield Case("ssvae", method, vae)
     if only in {None, "signal-game"}:
         for method in signal_game.SignalGame.methods:
@@ -85,7 +84,7 @@ def cases(data_dir: pathlib.Path | None, only: str | None) -> Iterator[Case]:
     if only in {None, "bitvector-vae"}:
         for bits, batch in ((32, 64), (128, 16)):
             for method in bitvector_vae.BitvectorVAE.methods:
-                if method in {"dense", "sparse", "entmax15"}:  # which list all vectors
+                if method in {"dense", "sparse", "entmax15"}:  # they enumerate all vectors
                     continue
                 args = make_args("bitvector-vae", method, {"data": "fashion-mnist", "bits": bits, "batch_size": batch})
                 assert isinstance(args, bitvector_vae.Args)
@@ -94,7 +93,7 @@ def cases(data_dir: pathlib.Path | None, only: str | None) -> Iterator[Case]:
 
 
 def measure(case: Case, seconds: float) -> tuple[float, float]:
-    """Median milliseconds of a step from the first on, and the calls per example."""
+    """Median milliseconds of a step, starting with the first, and calls per example."""
     experiment, times, calls = case.experiment, [], []
     optimiser, generator = experiment.optimiser(), torch.Generator().manual_seed(0)
     order = experiment.start_epoch(generator)
@@ -114,18 +113,18 @@ def measure(case: Case, seconds: float) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Print one line for each."""
+    """Print one line per experiment and method."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=pathlib.Path, help="where the files of mnist and fashion-mnist are")
-    parser.add_argument("--experiment", choices=["ssvae", "signal-game", "bitvector-vae"], help="this one alone")
-    parser.add_argument("--seconds", type=float, default=5.0, help="for each line (5)")
+    parser.add_argument("--data-dir", type=pathlib.Path, help="folder with the files of mnist and fashion-mnist")
+    parser.add_argument("--experiment", choices=["ssvae", "signal-game", "bitvector-vae"], help="measure only this one")
+    parser.add_argument("--seconds", type=float, default=5.0, help="seconds per line (5)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     kind = "real" if arguments.data_dir else "random"
-    print(f"torch {torch.__version__}, CPU time of one thread, median over steps from the first on, {kind} data")
+    print(f"torch {torch.__version__}, CPU time of one thread, median over the first steps, {kind} data")
     print(f"{'experiment':28} {'method':17} {'ms/step':>9} {'steps/s':>8} {'calls':>7} {'authors ms':>11} {'ratio':>7}")
     with tempfile.TemporaryDirectory() as cache:
-        os.environ["SPARSUM_CACHE"] = cache  # what is measured here is of no use to runs
+        os.environ["SPARSUM_CACHE"] = cache  # keep these warm starts out of the cache of runs
         for case in cases(arguments.data_dir, arguments.experiment):
             milliseconds, calls = measure(case, arguments.seconds)
             theirs = AUTHORS.get((case.title, case.method))

@@ -1,4 +1,4 @@
-"""How the benchmarks measure time and memory."""
+"""Measurements of time and memory."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def median_seconds(
 ) -> dict[str, float]:
     """Median time of a call of each function.
 
-    The functions take turns, so that a busy moment of the machine meets all of them; in its turn a function is called for
-    at least a twentieth of a second after a few calls, so that what the others left in the caches does not count.
+    The functions alternate, so that other load on the machine affects all of them. In each turn, a function is called a few
+    times to warm the caches, and then for at least 0.05 seconds.
     """
     samples: dict[str, list[float]] = {name: [] for name in functions}
     start = time.perf_counter()
@@ -42,13 +42,13 @@ def _seconds_per_call(function: Callable[[], object]) -> float:
 
 
 def peak_bytes(function: Callable[[], object]) -> int:
-    """The most memory that torch's CPU allocator held during a call, beyond what it held before."""
+    """The peak memory of torch's CPU allocator during a call, relative to the start of the call."""
     function()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         function()
     changes = sorted(
         (event.start_ns(), event.nbytes())
-        for event in recorded.profiler.kineto_results.events()
+        for event in profiled.profiler.kineto_results.events()
         if event.name() == "[memory]"
     )
     held = peak = 0

@@ -8,17 +8,21 @@ from typing import Any
 
 import pytest
 import torch
+from sparsum_experiments.report import write_report
+from sparsum_experiments.runs import Config, EpochMetrics, read_run
 
 import sparsum as sp
-from examples import alignment, digits, estimators, knapsack, latent_trees, matching
+from examples import alignment, digits, estimators, knapsack, latent_trees, matching, own_runs
 
 ROOT = pathlib.Path(__file__).parent.parent
 
 
-def test_the_readme_runs() -> None:
+def test_the_readme_runs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (ROOT / "README.md").read_text()
+    (tmp_path / "results").symlink_to(ROOT / "results")
+    monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    assert len(blocks) == 7
+    assert len(blocks) == 9
     assert text[: text.index("```python")].count("\n") < 30
     names: dict[str, object] = {}
     for block in blocks:
@@ -68,3 +72,25 @@ def test_the_examples_learn(example: Any, wanted: float) -> None:
     before, after = example.main()
     assert before < 0.5
     assert after > wanted
+
+
+def test_a_page_of_own_runs(tmp_path: pathlib.Path) -> None:
+    for method in own_runs.ESTIMATORS:
+        own_runs.train(method, 0, 3, tmp_path / method)
+    page = write_report([tmp_path], tmp_path).read_text()
+    assert "prototypes on points" in page
+    assert all(method in page for method in own_runs.ESTIMATORS)
+    assert page.count("<svg") >= 3
+
+
+def test_the_documented_files_of_a_run_are_valid(tmp_path: pathlib.Path) -> None:
+    text = (ROOT / "docs" / "runs.md").read_text()
+    config, metrics, evaluation = re.findall(r"```json\n(.*?)```", text, flags=re.DOTALL)
+    (tmp_path / "config.json").write_text(config)
+    (tmp_path / "metrics.jsonl").write_text(metrics)
+    (tmp_path / "evaluation.json").write_text(evaluation.replace("100", "1"))
+    run = read_run(tmp_path)
+    assert (run.experiment, run.criterion, run.calls, run.problem) == ("my-vae", "elbo", 3.2, "")
+    assert run.test == {"elbo": -101.3}
+    for kind in (Config, EpochMetrics):  # every key of the schema is documented
+        assert all(f"`{name}`" in text for name in kind.model_fields)

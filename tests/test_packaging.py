@@ -48,10 +48,11 @@ def test_a_wheel_holds_its_package_alone(wheels: Mapping[str, zipfile.ZipFile], 
 
 
 def test_the_experiments_bring_their_settings_and_the_parts_of_pages(wheels: Mapping[str, zipfile.ZipFile]) -> None:
-    others = {name for name in wheels["sparsum_experiments"].namelist() if name.endswith((".toml", ".css", ".js"))}
+    others = {name for name in wheels["sparsum_experiments"].namelist() if name.endswith((".toml", ".css", ".js", ".j2"))}
     presets = {f"sparsum_experiments/presets/{name}.toml" for name in ("ssvae", "signal-game", "bitvector-vae")}
     assert others > presets | {
-        f"sparsum_experiments/report/{name}" for name in ("paper.toml", "page/page.css", "page/page.js")
+        f"sparsum_experiments/report/{name}"
+        for name in ("paper.toml", "page/page.css", "page/page.js", "templates/page.html.j2")
     }
 
 

@@ -1,1 +1,1 @@
-"""What the library costs on a GPU, against peers and physical limits: ``python -m benchmarks.gpu``."""
+"""GPU benchmarks against other implementations and hardware limits: ``python -m benchmarks.gpu``."""

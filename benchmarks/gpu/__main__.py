@@ -1,8 +1,8 @@
-"""Everything that has to be fast on a GPU, as one table.
+"""All GPU benchmarks, as one table.
 
-Every time is a median; peers and physical limits are measured in the same run. Kernel times are those of many calls recorded
-in one CUDA graph, so that launches do not count; the others are what a program sees. Peers that are not installed are left
-out and named.
+Every time is a median; other implementations and hardware limits are measured in the same run. Kernel times are those of
+many calls captured in one CUDA graph, so that launches do not count; other times are wall-clock times. Packages that are not
+installed are skipped and named.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HEADER = ("what", "measured", "wanted", "met", "floor", "what the gap is")
 
 
 def sections(data_dir: pathlib.Path | None) -> dict[str, Callable[[], Iterator[Line]]]:
-    """The parts of the table."""
+    """The sections of the table."""
     return {
         "simplex": simplex.lines,
         "bits": bits.lines,
@@ -35,18 +35,16 @@ def sections(data_dir: pathlib.Path | None) -> dict[str, Callable[[], Iterator[L
 
 
 def main() -> None:
-    """Print lines as they come, and write the table if asked to."""
+    """Print each line when it is measured; optionally write the table."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", action="append", choices=sections(None), help="this section; may be given again")
-    parser.add_argument(
-        "--data-dir", type=pathlib.Path, help="where the folder signal-game is; else random features, as the images are"
-    )
-    parser.add_argument("--markdown", type=pathlib.Path, help="write the table into this file, too")
+    parser.add_argument("--only", action="append", choices=sections(None), help="measure only this section; can be repeated")
+    parser.add_argument("--data-dir", type=pathlib.Path, help="folder that contains signal-game; default: random features")
+    parser.add_argument("--markdown", type=pathlib.Path, help="also write the table to this file")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
-        parser.error("torch finds no CUDA device here")
+        parser.error("torch found no CUDA device")
     chosen = {name: run for name, run in sections(arguments.data_dir).items() if name in (arguments.only or [name])}
     print(describe(), flush=True)
     text = [f"{describe()}\n"]
@@ -57,7 +55,7 @@ def main() -> None:
             found.append(line)
         print(f"({name}: {time.perf_counter() - begin:.0f} s)", flush=True)
         text += [f"\n## {name}\n", markdown(found)]
-        if arguments.markdown:  # after each section: a run that is cut short leaves what it has
+        if arguments.markdown:  # after each section, so that an interrupted run leaves a partial table
             arguments.markdown.write_text("\n".join(text))
 
 

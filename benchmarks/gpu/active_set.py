@@ -1,4 +1,4 @@
-"""The active set method on a GPU: a batch of 64, forward and backward, and what its time consists of."""
+"""The active set method on a GPU: a batch of 64, forward and backward, and a breakdown of its time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparsum.solvers import ActiveSet, Solution
 from sparsum.structures.scores import Scores
 
 _BATCH, _SEEDS = 64, 3
-# What one multiprocessor can load from the second cache: 64 bytes per clock at 1.7 GHz.
+# L2 bandwidth of one multiprocessor: 64 bytes per clock at 1.7 GHz.
 _BYTES_PER_MS = 64 * 1.7e6
 
 _BITS: list[tuple[sp.Bits | sp.Budget | sp.Subset, float | None]] = [
@@ -27,7 +27,7 @@ _BITS: list[tuple[sp.Bits | sp.Budget | sp.Subset, float | None]] = [
 
 
 def lines() -> Iterator[Line]:
-    """Wall times of solves, waits, and the kernel alone."""
+    """Wall-clock times of solves, synchronisations, and the kernel alone."""
     for structure, most in _BITS:
         yield _wall(repr(structure), structure, [_normal(_BATCH, structure.n, seed=seed) for seed in range(_SEEDS)], most)
         yield _kernel(structure)
@@ -43,7 +43,7 @@ def _normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def _wall(name: str, structure: sp.AbstractStructure, batches: list[Scores], most: float | None) -> Line:
-    """Forward and backward as a program sees it: the median over the batches."""
+    """Wall-clock time of forward and backward: the median over the batches."""
     times = [milliseconds(_forward_and_backward(structure, scores), turns=9) for scores in batches]
     forward = [milliseconds(_forward(structure, scores), turns=5) for scores in batches]
     n_waits = _n_waits(_forward_and_backward(structure, batches[0]))
@@ -76,7 +76,7 @@ def _forward_and_backward(structure: sp.AbstractStructure, scores: Scores) -> Ca
 
 
 def _n_waits(function: Callable[[], object]) -> int:
-    """How often a call waits for the device."""
+    """How often a call synchronises with the device."""
     function()
     torch.cuda.synchronize()
     with warnings.catch_warnings(record=True) as caught:
@@ -90,7 +90,7 @@ def _n_waits(function: Callable[[], object]) -> int:
 
 
 def _kernel(structure: sp.Bits | sp.Budget | sp.Subset) -> Line:
-    """The kernel that takes all steps, without launches, for the first batch."""
+    """The kernel that runs all steps, without its launch, for the first batch."""
     from sparsum.kernels.active_set import active_set_of_bits
 
     scores = _normal(_BATCH, structure.n).double()
@@ -109,7 +109,7 @@ def _kernel(structure: sp.Bits | sp.Budget | sp.Subset) -> Line:
     ms = graph_milliseconds(lambda: active_set_of_bits(linear, best, *options), calls=3, turns=7)
     slowest = int(steps.argmax())
     n_atoms, n_steps = int((probs[slowest] > 0).sum()), int(steps[slowest])
-    # Each step reads the inverse twice and writes it once, and reads the atoms twice; on average they are half as many.
+    # Each step reads the inverse twice and writes it once, and reads the atoms twice; on average there are half as many.
     n_bytes = n_steps * (3 * 8 * n_atoms**2 / 3 + 2 * structure.n * n_atoms / 2)
     return Line(
         f"its kernel alone, {structure!r}, batch {_BATCH}",
@@ -121,7 +121,7 @@ def _kernel(structure: sp.Bits | sp.Budget | sp.Subset) -> Line:
 
 
 def _algebra(n: int) -> Iterator[Line]:
-    """What the final solve on the atoms needs, for so many atoms."""
+    """The linear algebra of the final solve on n atoms."""
     a = torch.randn(_BATCH, n, 2 * n, dtype=torch.float64, device="cuda")
     gram, x = a @ a.mT, a[:, :, :1].contiguous()
     lower, eye = torch.linalg.cholesky(gram), torch.eye(n, dtype=torch.float64, device="cuda")

@@ -1,4 +1,4 @@
-"""SparseMAP and the best vectors over bits, as a program sees them: launches and waits count."""
+"""SparseMAP and top-k over bits: wall-clock times, including launches and synchronisation."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def lines() -> Iterator[Line]:
 
 
 def _here_and_elsewhere(step: Callable[[], object]) -> tuple[float, float]:
-    """Milliseconds of a step whose gradient is launched by the calling thread, and by a thread of torch's own.
+    """Milliseconds of a step whose backward pass is launched by the calling thread, and by torch's own thread.
 
-    The second is torch's default. For a gradient of a few kernels, waking that thread can take longer than all the rest.
+    The second is torch's default. For a backward pass of a few kernels, waking that thread can dominate the time.
     """
     with torch.autograd.set_multithreading_enabled(False):
         here = milliseconds(step)
@@ -89,17 +89,17 @@ def _best() -> Line:
 
 
 def n_launches(function: Callable[[], object]) -> int:
-    """How many kernels and copies run on the GPU."""
+    """The number of kernels and copies on the GPU."""
     return len(_on_gpu(function))
 
 
 def busy(function: Callable[[], object]) -> float:
-    """How many milliseconds they take together."""
+    """The total milliseconds of kernels and copies on the GPU."""
     return sum(_on_gpu(function)) / 1e3
 
 
 def _on_gpu(function: Callable[[], object]) -> list[float]:
-    """The microseconds of all that runs on the GPU."""
+    """The microseconds of each kernel and copy on the GPU."""
     function()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as result:

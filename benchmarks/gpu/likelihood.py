@@ -1,4 +1,4 @@
-"""The likelihood of images with categorical pixels against what the arithmetic and the memory allow."""
+"""Log-likelihood of images with categorical pixels against the limits of arithmetic and memory."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from benchmarks.gpu.table import Line, graph_milliseconds, milliseconds
 
 _N_PIXELS, _N_LEVELS, _RANK = 784, 256, 5
 # Single-precision operations per pixel and level, besides one exponential: the multiply-adds of the logit, a difference and
-# a sum; then the multiply-adds of the probability with the map and with the features, and its sum. What is done once per
-# pixel is not counted, nor what a kernel does twice.
+# a sum; then the multiply-adds of the probability with the map and with the features, and its sum. Work per pixel and
+# recomputation are not counted.
 _FORWARD, _BACKWARD = _RANK + 2, 2 * _RANK + 1
-# Bytes per pixel: the features and the observed level come in; with derivatives, that in the features goes out. The
-# likelihood itself is one number per image.
+# Bytes per pixel: the features and the observed level are read; the derivative by the features is written if needed. The
+# log-likelihood is one number per image.
 _BYTES_IN, _BYTES_OUT = 4 * _RANK + 1, 4 * _RANK
 _PROGRAMS, _BLOCK, _ROUNDS = 132 * 64, 1024, 2048
 
 
 @triton.jit
 def _arithmetic(out, n_rounds, IS_EXPONENTIAL: tl.constexpr, BLOCK: tl.constexpr):
-    """Nothing but exponentials, or multiplications with additions, in registers."""
+    """Exponentials or multiply-adds in registers, and nothing else."""
     y = tl.arange(0, BLOCK) * 1e-3
     for _ in range(n_rounds // 16):
         for _ in tl.static_range(16):
@@ -47,14 +47,14 @@ def rate(*, is_exponential: bool) -> float:
 
 
 def bandwidth() -> float:
-    """Bytes that are copied, read and written ones together, per millisecond."""
+    """Bytes read and written by a copy per millisecond."""
     source = torch.empty(2**28, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.nbytes / graph_milliseconds(lambda: target.copy_(source), calls=4, turns=5)
 
 
 def lines() -> Iterator[Line]:
-    """Forward alone, and forward with backward, for several numbers of images."""
+    """Forward, and forward with backward, for several numbers of images."""
     exps, multiplications, speed = rate(is_exponential=True), rate(is_exponential=False), bandwidth()
     yield Line("exponentials, multiply-adds, bytes per second", f"{exps:.2e}, {multiplications:.2e}, {speed:.2e} thousand")
     for n in (64, 640, 6400):

@@ -1,6 +1,6 @@
-"""Many runs at once on one GPU: how much longer a step of the signal game takes than alone.
+"""Concurrent runs on one GPU: time of a step of the signal game relative to a single run.
 
-Each run is a process, as in `sparsum sweep --jobs N`, and the same private MPS daemon lets their kernels run side by side.
+Each run is a process, as in `sparsum sweep --jobs N`; the same private MPS daemon runs their kernels concurrently.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WARM_STEPS, _SECONDS = 1000, 3.0
 
 
 def lines(data_dir: pathlib.Path | None = None, counts: tuple[int, ...] = (16,)) -> Iterator[Line]:
-    """The median step of runs at the same time, against one alone, with the daemon and without it."""
+    """The median step of concurrent runs, relative to a single run, with and without the daemon."""
     alone = statistics.median(_side_by_side(1, {}, data_dir))
     yield Line("signal game sparse, one run alone, a step in a process of its own", f"{alone:.3f} ms")
     with private_daemon(lambda _: None) as environment:
@@ -44,7 +44,7 @@ def lines(data_dir: pathlib.Path | None = None, counts: tuple[int, ...] = (16,))
 
 
 def _side_by_side(n: int, environment: Mapping[str, str], data_dir: pathlib.Path | None) -> list[float]:
-    """The median milliseconds of a step of each of n processes that work at the same time."""
+    """The median milliseconds of a step in each of n concurrent processes."""
     command = [sys.executable, "-m", "benchmarks.gpu.runs", *([str(data_dir)] if data_dir else [])]
     whole = os.environ | {"OMP_NUM_THREADS": "1"} | dict(environment)
     processes = [
@@ -61,7 +61,7 @@ def _side_by_side(n: int, environment: Mapping[str, str], data_dir: pathlib.Path
 
 
 def _run() -> None:
-    """One run: learn for a while, so that the support is what it is in most of a training; then measure when told."""
+    """One run: train until the support has its typical size, then wait for a line on stdin and measure."""
     torch.set_num_threads(1)
     data_dir = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else None
     device = torch.device("cuda")

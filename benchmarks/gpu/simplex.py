@@ -1,4 +1,4 @@
-"""Sparsemax and 1.5-entmax: time of their kernels against `torch.softmax`, a copy and the package ``entmax``."""
+"""Kernel times of sparsemax and 1.5-entmax against `torch.softmax`, a copy and the package ``entmax``."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Mapping = Callable[[Tensor], Tensor]
 _LARGE = ((4096, 4096), (4096, 32768))
 _SMALL = ((64, 10), (64, 256))
 _LONG = (256, 262144)
-# Inputs are rotated until they are together larger than the cache of the device, which is 50 MB on an H200.
+# Inputs alternate and together exceed the L2 cache, which is 50 MB on an H200.
 _CACHE = 120e6
 
 
 def lines() -> Iterator[Line]:
-    """All figures of this file."""
+    """All measurements of this file."""
     bandwidth = _copy_bandwidth()
     yield Line("copy of (4096, 32768) float32", f"{bandwidth / 1e9:.2f} TB/s", floor="what the floors below divide by")
     for shape, dtype in itertools.product(_LARGE, (torch.float32, torch.bfloat16)):
@@ -45,7 +45,7 @@ def _copy_bandwidth() -> float:
 
 
 def _time_copy(inputs: list[Tensor]) -> float:
-    """The faster of `torch.clone`, which in a CUDA graph may be left to a slow copy engine, and a kernel that copies."""
+    """The faster of `torch.clone`, which a CUDA graph may run on a slow copy engine, and a kernel that copies."""
     return min(_time_forward(mapping, inputs) for mapping in (Tensor.clone, _copy))
 
 
@@ -110,7 +110,8 @@ def _forward(
 def _both_ways(shape: tuple[int, int], dtype: torch.dtype, bandwidth: float) -> Iterator[Line]:
     inputs = _inputs(shape, dtype)
     ours, softmax = _time_both(sp.sparsemax, inputs), _time_both(_softmax, inputs)
-    # Scores are read and probabilities written; these are read and a gradient written; the other is read on the support.
+    # Forward reads scores and writes probabilities; backward reads these and writes a gradient; that of the output is read
+    # on the support only.
     floor = _floor(4 * _size(inputs[0]), bandwidth)
     yield _ratio(f"sparsemax forward and backward {_name(shape, dtype)} / softmax", ours, softmax, 1.0, floor)
 
@@ -122,7 +123,7 @@ def _ratio(what: str, ours: float, other: float, most: float, floor: str) -> Lin
 
 
 def _paths() -> Iterator[Line]:
-    """The kernels side by side where the table in `sparsum.kernels.simplex` chooses between them."""
+    """The kernels between which the table in `sparsum.kernels.simplex` chooses."""
     from sparsum.kernels import simplex
 
     for shape, dtype in itertools.product(_LARGE, (torch.float32, torch.bfloat16)):
@@ -135,7 +136,7 @@ def _paths() -> Iterator[Line]:
 
 
 def _packed() -> Iterator[Line]:
-    """The support alone, as a program sees it, with its one wait for the device."""
+    """Wall-clock time of the packed support, which synchronises with the device once."""
     for shape in ((64, 256), (4096, 4096), _LONG):
         x = torch.randn(shape, device="cuda")
         times = [milliseconds(partial(packed_entmax, x, alpha)) for alpha in (2.0, 1.5)]
@@ -162,7 +163,7 @@ def _against_entmax() -> Iterator[Line]:
 
 
 def _compare(what: str, ours: Mapping, theirs: Mapping, inputs: list[Tensor], least: float) -> Line:
-    """Kernels alone, which is what counts as for all small shapes, and beside it what a program sees."""
+    """Kernel times, by which the target is judged if entmax can be captured, and wall-clock times."""
     calls = 50 if inputs[0].numel() < 2e6 else 5  # enough for launches to run ahead of the device
     wall = [milliseconds(partial(mapping, inputs[0]), calls=calls, turns=10) for mapping in (ours, theirs)]
     seen = f"as a program sees it {wall[1] / wall[0]:.1f}x ({wall[0]:.4f} / {wall[1]:.4f} ms)"
@@ -175,7 +176,7 @@ def _compare(what: str, ours: Mapping, theirs: Mapping, inputs: list[Tensor], le
 
 
 def _time_if_captured(mapping: Mapping, inputs: list[Tensor]) -> float | None:
-    """Time of the kernels, None where the mapping waits for the device and no CUDA graph can hold it."""
+    """Kernel time; None if the mapping synchronises with the device, so that it cannot be captured."""
     try:
         return _time_forward(mapping, inputs)
     except RuntimeError:

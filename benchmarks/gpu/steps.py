@@ -1,4 +1,4 @@
-"""Training steps of the three experiments, alone on the GPU."""
+"""Training steps of the three experiments, one run at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EARLY, _WARM, _TIMED = 60, 300, 100
 
 
 def experiments(data_dir: pathlib.Path | None = None) -> Iterator[tuple[str, AbstractExperiment, float | None]]:
-    """All methods of all experiments with data of the paper's sizes, and how many milliseconds a step may take."""
+    """All methods of all experiments on data of the paper's sizes, and the target in milliseconds per step."""
     device, images = torch.device("cuda"), random_images().to(torch.device("cuda"))
     games = random_games() if data_dir is None else load_games("signal-game", data_dir, device=device)
     for method in ssvae.SemisupervisedVAE.methods:
@@ -38,7 +38,7 @@ def experiments(data_dir: pathlib.Path | None = None) -> Iterator[tuple[str, Abs
         yield f"signal game {method}", signal_game.SignalGame(game_args, device, games), wanted
     for bits in (32, 128):
         for method in bitvector_vae.BitvectorVAE.methods:
-            if method in {"dense", "sparse", "entmax15"}:  # which list all vectors
+            if method in {"dense", "sparse", "entmax15"}:  # they enumerate all vectors
                 continue
             vae_args = make_args("bitvector-vae", method, {"data": "fashion-mnist", "bits": bits})
             assert isinstance(vae_args, bitvector_vae.Args)
@@ -47,7 +47,7 @@ def experiments(data_dir: pathlib.Path | None = None) -> Iterator[tuple[str, Abs
 
 
 def take(steps: Steps, n: int) -> list[float]:
-    """So many steps from the beginning of an epoch on; the milliseconds of each."""
+    """Run the first n steps of an epoch; the milliseconds of each."""
     generator = steps.generator.manual_seed(0)
     order = steps.experiment.start_epoch(generator)
     times = []
@@ -60,7 +60,7 @@ def take(steps: Steps, n: int) -> list[float]:
 
 
 def lines(data_dir: pathlib.Path | None = None) -> Iterator[Line]:
-    """The median step, waiting for each to end: of the first hundreds, and when the support has become smaller."""
+    """The median time of synchronised steps, early and after the support has shrunk."""
     for title, experiment, wanted in experiments(data_dir):
         steps = steps_for(experiment, Fabric(accelerator="cuda", devices=1))
         experiment.model.train()
@@ -81,8 +81,8 @@ def lines(data_dir: pathlib.Path | None = None) -> Iterator[Line]:
 
 
 def _kernels(steps: Steps) -> tuple[int, float]:
-    """How many kernels a step has, and how many milliseconds they run."""
-    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+    """The number of kernels of a step, and their total milliseconds."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         take(steps, 1)
-    events = [event for event in recorded.events() if event.device_type == DeviceType.CUDA]
+    events = [event for event in profiled.events() if event.device_type == DeviceType.CUDA]
     return len(events), sum(event.device_time for event in events) / 1e3

@@ -1,4 +1,4 @@
-"""Times of a GPU and the lines of a table made of them."""
+"""GPU timers, and the lines of the table."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Line(NamedTuple):
     Args:
         what: what was measured.
         measured: the figure, with its unit.
-        wanted: what it should be, or an empty string.
-        is_met: whether it is; None where nothing is wanted.
-        floor: bytes and operations, and the time that they take at least.
-        gap: why the time is longer than that.
+        wanted: the target, or an empty string.
+        is_met: whether the target is met; None without a target.
+        floor: bytes and operations, and a lower bound of their time.
+        gap: why the time is longer than the floor.
     """
 
     what: str
@@ -30,7 +30,7 @@ class Line(NamedTuple):
 
 
 def graph_milliseconds(function: Callable[[], object], *, calls: int = 20, turns: int = 15) -> float:
-    """Median time of a call on the GPU alone, without launches: many calls recorded in one CUDA graph."""
+    """Median GPU time of a call without launch overhead: many calls captured in one CUDA graph."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):
@@ -44,7 +44,7 @@ def graph_milliseconds(function: Callable[[], object], *, calls: int = 20, turns
 
 
 def milliseconds(function: Callable[[], object], *, calls: int = 1, turns: int = 25) -> float:
-    """Median time of a call as a program sees it, with its launches and waits."""
+    """Median wall-clock time of a call, including launches and synchronisation."""
     for _ in range(3):
         function()
 

@@ -1,7 +1,7 @@
-"""Experiment three: a VAE of grey images whose code is a vector of bits.
+"""Experiment three: a VAE of greyscale images whose code is a bit vector.
 
-The model is p(z) p(x | z), with z uniform over all vectors of D bits, and the grey levels of pixels independent given z.
-The posterior q(z | x) is sparse, or dense and sampled from.
+The model is p(z) p(x | z), with z uniform over all vectors of D bits and pixels independent given z. The posterior q(z | x)
+is sparse, or dense and sampled.
 """
 
 from __future__ import annotations
@@ -18,32 +18,29 @@ from torch.distributions import Distribution
 import sparsum as sp
 from sparsum.estimators import AbstractEstimator, Bound, Estimate
 from sparsum_experiments.data import Images, canonical_name, load_images
-from sparsum_experiments.experiment import AbstractExperiment, Step, temperature_of
+from sparsum_experiments.experiment import AbstractExperiment, Step, Totals, temperature_of
 from sparsum_experiments.models.bits_per_dim import bits_per_dim
+from sparsum_experiments.models.estimators import ModeThrough
 from sparsum_experiments.models.importance import LogJoint, Sampling
 from sparsum_experiments.models.layers import Centred, adam, perceptron
 from sparsum_experiments.models.likelihood import pixel_log_likelihood
-from sparsum_experiments.models.mode_through import ModeThrough
-from sparsum_experiments.models.totals import Totals
 from sparsum_experiments.options import MAX_SIZE, CommonArgs, option
 from sparsum_experiments.seeds import with_seed
 
 HIDDEN = 128
-#: Numbers that the generative network gives for each pixel, to be turned into logits by a map that all pixels share.
+#: Features per pixel, which a linear map shared by all pixels turns into logits.
 RANK = 5
-#: The most bits whose vectors are all listed.
+#: The largest number of bits for which all vectors are enumerated.
 MAX_LISTED_BITS = 12
-# How many batches a GPU evaluates at once.
+# Batches that a GPU evaluates at once.
 _GPU_BATCHES = 8
-#: A bit is in use if each of its values is that of this part of the images.
+#: A bit is in use if each of its values occurs in at least this fraction of the images.
 LEAST_USED = 0.01
-#: How many validation images the sharpness of the proposal is chosen on.
+#: Validation images on which the sharpness of the proposal is selected.
 N_CHOOSING = 256
-
-
-#: Methods that are trained by another bound than the ELBO.
+#: Methods whose objective is a bound other than the ELBO.
 BOUNDS = ("topk-bound", "wake-wake", "distinct-bound")
-#: Methods whose atoms a solver finds.
+#: Methods that use a solver.
 SOLVED = ("sparsemap", "sparsemap-budget")
 
 
@@ -52,15 +49,17 @@ class Args(CommonArgs):
 
     bits: int = option(32, "Number of bits D.", ge=1, le=MAX_SIZE)
     k: int = option(10, "Number of atoms or samples.", ge=1, methods=("topk", *BOUNDS), is_main=True)
-    budget: int | None = option(None, "How many bits may be 1. [default: half of them]", methods=("sparsemap-budget",))
+    budget: int | None = option(
+        None, "Largest number of bits that are 1. [default: half of them]", methods=("sparsemap-budget",)
+    )
     solver: Literal["", "nested", "systematic", "active-set"] = option(
         "", "SparseMAP's solver. [default: the structure's own]", methods=SOLVED, is_main=True
     )
-    # Atoms of the solver systematic depend on the order; metrics are always those of the fixed one.
+    # The atoms of the systematic solver depend on the order; metrics always use the fixed one.
     bit_order: Literal["fixed", "random", "sorted"] = option(
         "fixed", "Order of the bits in training: fixed, random for each image and step, or sorted by score.", methods=SOLVED
     )
-    # The network can undo it: it changes how training goes, not what can be learned.
+    # The network can undo it: it changes the optimisation, not what can be learned.
     score_temperature: float = option(1.0, "Divides the scores.", gt=0)
     score_centre: Literal["none", "batch"] = option(
         "none", "batch subtracts each bit's mean score over the batch, which helps to keep all bits in use."
@@ -81,36 +80,36 @@ class Args(CommonArgs):
 
     @property
     def structure(self) -> sp.Bits | sp.Budget:
-        """The bit vectors that can have mass; the prior is over all of them."""
+        """The support of the posterior; the prior is over all bit vectors."""
         if self.method != "sparsemap-budget":
             return sp.Bits(self.bits)
         return sp.Budget(self.bits, self.bits // 2 if self.budget is None else self.budget)
 
 
 def _problem(args: Args) -> str:
-    """What does not go together in a config; empty if all does."""
+    """Which options are inconsistent; empty if none are."""
     is_systematic = args.method in SOLVED and args.solver in {"", "systematic"}
     if args.method in {"dense", "sparse", "entmax15"} and args.bits > MAX_LISTED_BITS:
         return (
-            f"{args.method} lists all 2**bits vectors, so --bits must be at most {MAX_LISTED_BITS}, got {args.bits}; "
-            "topk and sparsemap take any number"
+            f"{args.method} enumerates all 2**bits vectors, so --bits must be at most {MAX_LISTED_BITS}, got {args.bits}; "
+            "topk and sparsemap support any number"
         )
     if args.method == "sparsemap-budget" and args.budget is not None and not 1 <= args.budget <= args.bits:
         return f"--budget must be from 1 to {args.bits}, the number of bits, got {args.budget}"
     if (args.method, args.solver) == ("sparsemap-budget", "nested"):
-        return "the solver nested ignores a budget: use systematic or active-set for sparsemap-budget"
+        return "--solver nested does not support a budget: use systematic or active-set with sparsemap-budget"
     if args.bit_order != "fixed" and not is_systematic:
-        return f"--bit-order {args.bit_order} is for the solver systematic of sparsemap and sparsemap-budget"
+        return f"--bit-order {args.bit_order} requires the systematic solver of sparsemap or sparsemap-budget"
     if args.score_centre == "batch" and args.batch_size < 2:
         return f"--score-centre batch needs a --batch-size of at least 2, got {args.batch_size}"
     if args.method in BOUNDS and args.entropy != 1:
-        return f"the objective of {args.method} has no entropy, so --entropy must be 1, got {args.entropy}"
+        return f"the objective of {args.method} has no entropy term, so --entropy must be 1, got {args.entropy}"
     if args.method in BOUNDS and args.k < 2:
-        return f"{args.method} compares codes with each other, so --k must be at least 2, got {args.k}"
+        return f"{args.method} compares codes, so --k must be at least 2, got {args.k}"
     return ""
 
 
-#: The paper gives the active set 300 steps; what is not solved by then is used as it is, and counted.
+#: The paper limits the active set to 300 steps; unconverged solutions are used as they are, and counted.
 SOLVERS: dict[str, sp.solvers.AbstractSolver | None] = {
     "": None,
     "nested": sp.solvers.Nested(),
@@ -118,7 +117,7 @@ SOLVERS: dict[str, sp.solvers.AbstractSolver | None] = {
     "active-set": sp.solvers.ActiveSet(max_steps=300, strict=False),
 }
 
-#: What the distribution of codes is, and how its expectations are estimated.
+#: The posterior of each method, and the estimator of its expectations.
 ESTIMATORS: dict[str, Callable[[Args, int], AbstractEstimator]] = {
     "topk": lambda args, _: sp.estimators.TopK(args.k),
     "topk-bound": lambda args, _: sp.estimators.TopK(args.k),
@@ -136,7 +135,7 @@ ESTIMATORS: dict[str, Callable[[Args, int], AbstractEstimator]] = {
     "sparse": lambda args, n_pixels: sp.estimators.Sparse(chunk_size=_chunk_size(args, n_pixels)),
     "entmax15": lambda args, n_pixels: sp.estimators.Sparse(1.5, chunk_size=_chunk_size(args, n_pixels)),
 }
-# What the is_exact of a distribution tells: that a cut to k atoms changed nothing, or that a solver came to its end.
+# The metric of each method's ``is_exact``: the truncation to k atoms is exact, or the solver has not converged.
 _CERTIFICATES = {
     "topk": ("exact", True),
     "topk-bound": ("exact", True),
@@ -146,12 +145,12 @@ _CERTIFICATES = {
 
 
 def _n_at_once(n_pixels: int) -> int:
-    """How many bit vectors to decode at a time, so that the features of their pixels take 64 MB at most."""
+    """Bit vectors to decode at a time, such that the features of their pixels take at most 64 MB."""
     return max(1, min(2**14, 2**24 // (n_pixels * RANK)))
 
 
 def _chunk_size(args: Args, n_pixels: int) -> int | None:
-    """None where the atoms of a batch fit: chunks bound the memory, and are decoded again for the gradient."""
+    """None if the atoms of a batch fit in memory: chunks bound the memory, but the backward pass decodes them again."""
     n_at_once = _n_at_once(n_pixels)
     return None if args.batch_size * 2**args.bits <= n_at_once else n_at_once
 
@@ -159,7 +158,7 @@ def _chunk_size(args: Args, n_pixels: int) -> int | None:
 class Model(torch.nn.Module):
     r"""The inference network q(z | x) and the generative network p(x | z).
 
-    Called with a batch, it gives the negative ELBO, where the prior over all :math:`2^D` vectors is uniform:
+    Called with a batch, it returns the negative ELBO under the uniform prior over all :math:`2^D` vectors:
 
     .. math:: \mathbb{E}_q[-\log p(x \mid z)] - H(q) + D \log 2
     """
@@ -179,11 +178,11 @@ class Model(torch.nn.Module):
         self.bit_order, self.temperature, self.entropy = args.bit_order, args.score_temperature, args.entropy
 
     def pixels(self, x: Tensor) -> Tensor:
-        """Grey levels as numbers from 0 to 1."""
+        """Grey levels scaled to [0, 1]."""
         return x.float() / (self.n_levels - 1)
 
     def scores(self, x: Tensor) -> Tensor:
-        """One score per bit, in full precision under autocast too: (n, n_pixels) -> (n, n_bits)."""
+        """One score per bit, in float32 also under autocast: (n, n_pixels) -> (n, n_bits)."""
         scores: Tensor = self.inference(self.pixels(x)).float()
         if self.centring is not None:
             scores = self.centring(scores)
@@ -194,17 +193,17 @@ class Model(torch.nn.Module):
         z: Tensor,  # shape: (n, n_bits)
         x: Tensor,  # shape: (n, n_pixels), uint8
     ) -> Tensor:
-        """The logarithm of p(x | z) of each pair: (n,)."""
+        """The log-likelihood log p(x | z) of each pair: (n,)."""
         features = self.generative(z).unflatten(-1, (self.n_pixels, RANK))
         return pixel_log_likelihood(features, self.levels.weight, self.levels.bias, x)
 
     def log_joint(self, x: Tensor) -> LogJoint:
-        """The logarithm of p(x, z) as a function of packed z and the image that each belongs to."""
+        """The log-density log p(x, z) as a function of packed codes and the rows of their images."""
         return lambda z, row: self.log_likelihood(z, x[row]) - self.log_count
 
     def estimate(self, x: Tensor, generator: torch.Generator) -> Estimate:
         """The estimate of the expected distortion."""
-        # What is logged outside of training has to be a bound, and the loss of a relaxed code is none.
+        # Metrics in evaluation must be bounds, and the loss of a relaxed code is not a bound.
         is_relaxed = self.estimator.needs_relaxed_loss and not self.training
         estimator = self.sampler if is_relaxed else self.estimator
 
@@ -219,7 +218,7 @@ class Model(torch.nn.Module):
         return estimator(ordered, self.structure, distortion, context=self.pixels(x), generator=generator)
 
     def _order(self, scores: Tensor, generator: torch.Generator) -> Tensor | None:
-        """The order in which a solver sees the bits of each image, (n, n_bits); None for that in which they are."""
+        """The order of the bits of each image in the solver, (n, n_bits); None for the fixed order."""
         if self.bit_order == "fixed" or not self.training:
             return None
         if self.bit_order == "sorted":
@@ -227,11 +226,11 @@ class Model(torch.nn.Module):
         return torch.rand(scores.shape, generator=generator, device=scores.device).argsort(-1)
 
     def posterior(self, x: Tensor, generator: torch.Generator) -> Distribution:
-        """The distribution of the codes of images."""
+        """The distribution q(z | x) of each image."""
         return self.estimate(x, generator).distribution
 
     def measures(self, estimate: Estimate) -> dict[str, Tensor]:
-        """What is logged of each image: (n,) each."""
+        """The metrics of each image: (n,) each."""
         q, distortion = estimate.distribution, estimate.value
         entropy = q.entropy().detach()
         rate = self.log_count - entropy
@@ -242,7 +241,7 @@ class Model(torch.nn.Module):
         return measures
 
     def forward(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> Step:
-        """The negative ELBO of a batch of images, or another bound."""
+        """The loss of a step: the negative ELBO, or the negative of another bound."""
         step = (self._bound_step if self.method in BOUNDS else self._elbo_step)(batch["x"], generator)
         if self.centring is not None:
             self.centring.keep()
@@ -260,7 +259,7 @@ class Model(torch.nn.Module):
         return Step(objective, {"loss": objective.detach(), "bound": bound.value.mean()}, bound.calls)
 
     def bound(self, x: Tensor, generator: torch.Generator) -> Bound:
-        """The bound of each image by which a method is trained that is one of `BOUNDS`."""
+        """The bound of each image that the methods in `BOUNDS` maximise."""
         if self.method == "topk-bound":
             return sp.estimators.topk_bound(self.scores(x), self.structure, self.log_joint(x), self.k)
         if self.method == "distinct-bound":
@@ -287,9 +286,9 @@ class BitvectorVAE(AbstractExperiment):
     args: Args
 
     def __init__(self, args: Args, device: torch.device, images: Images | None = None) -> None:
-        """Make the model, and load the data unless ``images`` are given."""
+        """Build the model, and load the data unless ``images`` are given."""
         self.args, self.device = args, device
-        # The authors hold 5,000 images out here, and 10,000 in their first experiment.
+        # The authors hold out 5,000 images here, and 10,000 in their first experiment.
         n_validation = 5_000 if canonical_name(args.data, args.data_dir) in {"mnist", "fashion-mnist"} else None
         self.images = images or load_images(args.data, args.data_dir, n_validation=n_validation, device=device)
         self.data_files = self.images.digests
@@ -302,7 +301,7 @@ class BitvectorVAE(AbstractExperiment):
 
     @property
     def is_capturable(self) -> bool:
-        """Not where the number of chunks depends on the data."""
+        """Steps in chunks cannot be captured: the number of chunks depends on the data."""
         return getattr(self.estimator, "chunk_size", None) is None
 
     def optimiser(self) -> torch.optim.Optimizer:
@@ -310,7 +309,7 @@ class BitvectorVAE(AbstractExperiment):
         return adam(self.model, self.args.lr)
 
     def start_epoch(self, generator: torch.Generator) -> Tensor:
-        """A permutation of the training images; the few that fill no batch at its end come another time."""
+        """A permutation of the training images; an incomplete last batch is dropped."""
         return torch.randperm(len(self.images.train.x), generator=generator, device=self.device)
 
     def batch(self, order: Tensor, i: int, generator: torch.Generator) -> Mapping[str, Tensor]:
@@ -319,9 +318,9 @@ class BitvectorVAE(AbstractExperiment):
         return {"x": self.images.train.x[order[i * size : (i + 1) * size]]}
 
     def measure(self, generator: torch.Generator, split: str, limit: int | None) -> Totals:
-        """The ELBO and its parts, exact where the method is a sum, and else with one true sample per image.
+        """The ELBO and its terms, exact if the method is a sum, else with one discrete sample per image.
 
-        The bound, too, where that is what is trained: it is what calls are counted of.
+        For methods that maximise another bound, also the bound; ``calls`` are then those of the bound.
         """
         totals = Totals()
         n_each = self.args.batch_size * (1 if self.device.type == "cpu" else _GPU_BATCHES)
@@ -345,13 +344,11 @@ class BitvectorVAE(AbstractExperiment):
         n_annealed: int = 0,
         progress: Callable[[float], None] | None = None,
     ) -> dict[str, float]:
-        """The metrics of `validate` with standard errors over images, ``used_bits`` and what `bits_per_dim` returns.
+        """The metrics of `validate` with standard errors over images, ``used_bits`` and the results of `bits_per_dim`.
 
-        ``used_bits`` counts the bits that are 0 for at least 1 % of the images and 1 for at least 1 %, where each image has
-        the code of the highest score.
-
-        The standard errors of bits per dimension are those of the sampling, and with ``n_annealed`` less than all images of
-        their choice. ``progress`` is told which part is done, from 0 to 1.
+        ``used_bits`` is the number of bits that are 0 in at least 1% and 1 in at least 1% of the images' best codes. The
+        standard errors of bits per dimension are those of the sampling and, if only some images are annealed, of their
+        choice.
         """
         metrics = super().evaluate(generator, split=split, limit=limit)
         x, held_out = getattr(self.images, split).x[:limit], self.images.validation.x[:limit][:N_CHOOSING]

@@ -90,7 +90,7 @@ def _flag(option: Option) -> click.Option:
     return click.Option([option.flag], metavar=words, help=about + default, type=_Parsed(option))
 
 
-class _Parsed(click.ParamType[Any]):
+class _Parsed(click.ParamType):  # type: ignore[type-arg]  # not generic in all versions
     """A value in the type of its option."""
 
     name = "value"
@@ -132,7 +132,6 @@ def _train_command(experiment: str) -> click.Command:
     method = click.Argument(["method"])
     out = click.Option(["--out"], type=_PATH, help="The folder of the run. [default: runs/EXPERIMENT/...]")
     resume = click.Option(["--resume"], is_flag=True, help="Continue the run in --out.")
-    wait = click.Option(["--wait"], is_flag=True, help="Wait while another process trains in --out.")
     save = click.Option(
         ["--checkpoint-seconds"],
         type=click.FloatRange(min=0),
@@ -144,7 +143,7 @@ def _train_command(experiment: str) -> click.Command:
         f"Train one model of {experiment} and write its metrics and checkpoints.\n\n"
         f"Example: sparsum train {experiment} sparse --epochs 5 --out runs/first\n\n{_methods_help(experiment)}"
     )
-    params = [method, *_flags(experiment), out, resume, wait, save]
+    params = [method, *_flags(experiment), out, resume, save]
     return _Unquoted(experiment, params=params, callback=functools.partial(_train, experiment), help=about)
 
 
@@ -153,7 +152,6 @@ def _train(
     method: str,
     out: pathlib.Path | None,
     resume: bool,
-    wait: bool,
     checkpoint_seconds: float,
     **options: Any,
 ) -> None:
@@ -163,9 +161,7 @@ def _train(
     known = experiment_options(experiment)
     for name in (name for name, value in options.items() if value is not None and not uses(experiment, method, name)):
         say(f"{known[name].flag} makes no difference to {method}", error=True)
-    folder, metrics = run(
-        experiment, method, options, out=out, resume=resume, wait=wait, checkpoint_seconds=checkpoint_seconds
-    )
+    folder, metrics = run(experiment, method, options, out=out, resume=resume, checkpoint_seconds=checkpoint_seconds)
     if metrics:
         shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics[-1]["validation"].items())
         say(f"epoch {metrics[-1]['epoch'] + 1}: validation {shown}")

@@ -11,9 +11,7 @@ from rich.table import Table
 
 from sparsum_experiments.report import write_report
 from sparsum_experiments.runs import RunFolder
-from sparsum_experiments.sweep import PlannedRun, make_plan, sweep
-from sparsum_experiments.sweep.board import Board
-from sparsum_experiments.sweep.pool import Phase
+from sparsum_experiments.sweep import Board, Phase, PlannedRun, make_plan, sweep
 from sparsum_experiments.training.evaluate import evaluate_run
 
 # Enough importance samples for a look; the paper takes 1,024.

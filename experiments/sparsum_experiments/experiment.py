@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
@@ -10,7 +11,6 @@ import torch
 from torch import Tensor
 
 from sparsum.estimators import Anneal
-from sparsum_experiments.models.totals import Totals
 from sparsum_experiments.options import CommonArgs
 
 #: How each method computes the sum over the latent variable, for ``--help``.
@@ -53,6 +53,36 @@ class Step(NamedTuple):
     objective: Tensor
     terms: dict[str, Tensor]
     calls: Tensor
+
+
+class Totals:
+    """Running sums of per-example metrics and of their squares, kept on the device until they are read."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, values: Mapping[str, Tensor]) -> None:
+        """Add a batch: one value per metric and example, all of shape (n,)."""
+        self.n += len(next(iter(values.values())))
+        for name, value in values.items():
+            value = value.detach().double()
+            both = torch.stack([value.sum(), value.square().sum()])
+            self._sums[name] = self._sums[name] + both if name in self._sums else both
+
+    def means(self) -> dict[str, float]:
+        """The mean of each metric."""
+        return {name: sums[0].item() / self.n for name, sums in self._sums.items()}
+
+    def means_and_errors(self) -> dict[str, float]:
+        """The mean of each metric, and its standard error under the name with ``_se``."""
+        found: dict[str, float] = {}
+        for name, sums in self._sums.items():
+            total, squares = sums.tolist()
+            mean = total / self.n
+            spread = max(squares / self.n - mean**2, 0.0) / max(self.n - 1, 1)
+            found |= {name: mean, f"{name}_se": math.sqrt(spread)}
+        return found
 
 
 class AbstractExperiment(ABC):

@@ -1,7 +1,7 @@
-"""Experiment two: a signal game, in which one symbol has to tell an image from others.
+"""Experiment two: a signal game, in which one symbol identifies an image among others.
 
-A sender sees one image and sends one of 256 symbols, z, with probability pi(z | image); a receiver sees 16 images and the
-symbol, and picks an image. The loss of a symbol is -log p(y | images, z), where y is the place of the sender's image.
+A sender sees one image and sends one of 256 symbols z with probability pi(z | image); a receiver sees 16 images and the
+symbol, and picks an image. The loss of a symbol is -log p(y | images, z), where y is the index of the sender's image.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from torch.distributions import Distribution
 import sparsum as sp
 from sparsum.segments import Segments
 from sparsum_experiments.data import Features, Games, draw_games, load_games
-from sparsum_experiments.experiment import AbstractExperiment, Step, temperature_of
+from sparsum_experiments.experiment import AbstractExperiment, Step, Totals, temperature_of
+from sparsum_experiments.models.estimators import ZeroOne
 from sparsum_experiments.models.layers import ScalarMap, adam
-from sparsum_experiments.models.totals import Totals
-from sparsum_experiments.models.zero_one import ZeroOne
 from sparsum_experiments.options import MAX_SIZE, CommonArgs, option
 from sparsum_experiments.seeds import generator_for, with_seed
 
 _N_EVALUATED = {"validation": 1024, "test": 10_000}
 _EVALUATED_AT_ONCE = {"cpu": 128, "cuda": 1024}
-# On a GPU, games in which more than one in so many symbols has mass multiply all of them.
+# On a GPU, if more than one in so many symbols has nonzero probability, the receiver multiplies all of them.
 _MANY = 16
 
 
@@ -41,7 +40,7 @@ class Args(CommonArgs):
     n_symbols: int = option(256, "Number of symbols.", ge=1, le=MAX_SIZE)
     embedding: int = option(256, "Size of the embeddings of images and symbols.", ge=1, le=MAX_SIZE)
     n_filters: int = option(512, "Hidden units of the sender's map of each coordinate.", ge=1, le=MAX_SIZE)
-    # Without a temperature, the paper's sparsemax kept to one symbol.
+    # Without a temperature, the paper's sparsemax collapsed to one symbol.
     sender_temperature: float = option(10.0, "Divides the sender's scores.", gt=0)
     symbol_init: Literal["normal", "uniform"] | None = option(
         None, "Initial distribution of the receiver's symbols. [Gumbel methods: uniform]", changes_cost=False
@@ -62,7 +61,7 @@ ESTIMATORS: dict[str, Callable[[Args, int], sp.estimators.AbstractEstimator | Ze
     "sfe-01": lambda args, _: ZeroOne(args.entropy, is_self_critic=False),
     "sfe-plus-01": lambda args, _: ZeroOne(args.entropy, is_self_critic=True),
 }
-# How scores become the probabilities pi; by softmax where it is not said.
+# The mapping from scores to the probabilities pi; softmax for all other methods.
 _MAPPINGS: dict[str, Callable[[Tensor], Tensor]] = {"sparse": sp.sparsemax, "entmax15": sp.entmax15}
 
 
@@ -82,20 +81,20 @@ class Sender(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Features (n, n_features) -> scores (n, n_symbols)."""
         scores: Tensor = self.symbol(self.coordinate(self.image(x)))
-        # Those of mixed precision are too coarse to find a support by.
+        # In mixed precision they are too coarse to determine a support.
         return scores.to(self.symbol.weight.dtype) / self.temperature
 
 
 class Receiver(torch.nn.Module):
     r"""The probabilities of the images, :math:`p(i \mid z) \propto \exp(v_z^\top W x_i)`.
 
-    The embeddings :math:`W x_i` do not depend on the symbol: `image` makes them once for a game, and a call uses them.
+    The embeddings :math:`W x_i` do not depend on the symbol: `image` computes them once per game.
     """
 
     def __init__(self, args: Args, n_features: int) -> None:
         super().__init__()
         self.image = torch.nn.Linear(n_features, args.embedding, bias=False)
-        self.symbol = torch.nn.Embedding(args.n_symbols, args.embedding)  # drawn from N(0, 1)
+        self.symbol = torch.nn.Embedding(args.n_symbols, args.embedding)  # initialised from N(0, 1)
         start = args.symbol_init or ("uniform" if args.method in {"gumbel", "st-gumbel"} else "normal")
         if start == "uniform":
             bound = args.n_symbols**-0.5  # 1/16 for 256 symbols, as in a linear layer of one-hot vectors
@@ -105,13 +104,13 @@ class Receiver(torch.nn.Module):
         self,
         embedded: Tensor,  # shape: (n_games, n_images, size)
         z: Tensor,  # shape: (n,), or (n, n_symbols) for relaxed symbols
-        row: Tensor,  # shape: (n,), the game of each, sorted
+        row: Tensor,  # shape: (n,), the game of each symbol, sorted
     ) -> Tensor:
-        """The log-probability of each image of a symbol's game: (n, n_images)."""
+        """The log-probabilities of the images in each symbol's game: (n, n_images)."""
         if row.is_cuda:
             return self._products(embedded, z, row).log_softmax(-1)
-        # The symbols of a game, padded to as many as any game has, are multiplied at once, so that its images are read once.
-        place = torch.arange(len(row), device=row.device) - torch.searchsorted(row, row)  # among those of its game
+        # One product per game, of its symbols padded to the largest number in any game, reads the images of a game once.
+        place = torch.arange(len(row), device=row.device) - torch.searchsorted(row, row)  # index within its game
         n_games, n_places = len(embedded), int(place.max()) + 1
         slot = row * n_places + place
         padded = z.new_zeros(n_games * n_places, *z.shape[1:]).index_copy(0, slot, z)
@@ -119,10 +118,10 @@ class Receiver(torch.nn.Module):
         return (symbols @ embedded.transpose(1, 2)).flatten(0, 1).index_select(0, slot).log_softmax(-1)
 
     def _products(self, embedded: Tensor, z: Tensor, row: Tensor) -> Tensor:
-        """The products of symbols with the images of their games, (n, n_images), without waiting for a count of symbols."""
+        """The products of symbols with the images of their games, (n, n_images), without synchronising with the device."""
         n_symbols = len(self.symbol.weight)
         if z.ndim == 1 and len(z) * _MANY > len(embedded) * n_symbols:
-            # Much of all there is: all symbols at once cost less than as many copies of the images.
+            # With this many symbols, multiplying all of them costs less than copying the images for each.
             products = (self.symbol.weight @ embedded.transpose(1, 2)).flatten(0, 1)
             return products.index_select(0, row * n_symbols + z)
         images = Segments.from_row(row, len(embedded)).spread(embedded)
@@ -130,29 +129,29 @@ class Receiver(torch.nn.Module):
 
 
 class Play(NamedTuple):
-    """A batch of games, up to the choice of a symbol."""
+    """A batch of games before a symbol is chosen."""
 
     seen: Tensor  # shape: (n_games, n_features), the sender's image
     scores: Tensor  # shape: (n_games, n_symbols)
     answer: Callable[[Tensor, Tensor], Tensor]  # symbols and their games -> log-probabilities of the images, (n, n_images)
-    target: Tensor  # shape: (n_games,), the place of the sender's image
+    target: Tensor  # shape: (n_games,), the index of the sender's image
 
     def outcome(self, z: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss of symbols in their games, and 1 where the receiver's most probable image is the sender's: (n,) each."""
+        """The loss of each symbol, and whether the receiver's most probable image is the sender's, as 0 or 1: (n,) each."""
         answer, target = self.answer(z, row), self.target[row]
         loss = -answer.gather(-1, target.unsqueeze(-1)).squeeze(-1)
         return loss, (answer.argmax(-1) == target).float()
 
     def success(self) -> Tensor:
-        """Whether the sender's most probable symbol is understood, one measure for all methods: (n_games,)."""
+        """Whether the sender's most probable symbol identifies the image, for all methods alike: (n_games,)."""
         return self.outcome(self.scores.argmax(-1), torch.arange(len(self.target), device=self.target.device))[1]
 
 
 class _Rights:
-    """Which symbols were understood when their losses were computed, so that the receiver is not asked again."""
+    """Records which symbols succeed while their losses are computed, so that the receiver is not called again."""
 
     def kept_by(self, play: Play) -> Callable[[Tensor, Tensor], Tensor]:
-        """The loss of symbols in their games, which keeps what else it finds."""
+        """The loss of symbols in their games; calling it records their success."""
 
         def loss(z: Tensor, row: Tensor) -> Tensor:
             values, self.is_right = play.outcome(z, row)
@@ -161,17 +160,17 @@ class _Rights:
         return loss
 
     def expected(self, pi: Distribution) -> Tensor:
-        """The probability that a symbol drawn by the sender is understood: (n_games,)."""
+        """The probability that a symbol sampled from the sender succeeds: (n_games,)."""
         if isinstance(pi, sp.SparseDistribution):
             expected: Tensor = pi.expect(lambda z, row: self.is_right)
             return expected
-        return (pi.mean * self.is_right.reshape(pi.mean.shape)).sum(-1)  # all symbols of a game, one after the other
+        return (pi.mean * self.is_right.reshape(pi.mean.shape)).sum(-1)  # Dense evaluates all symbols, game by game
 
 
 class Model(torch.nn.Module):
     r"""The sender and the receiver.
 
-    Called with a batch of games it gives :math:`\mathbb{E}_\pi[-\log p(y \mid z)] - c H(\pi)`, or the loss of `ZeroOne`.
+    Called with a batch of games, it returns :math:`\mathbb{E}_\pi[-\log p(y \mid z)] - c H(\pi)`, or the loss of `ZeroOne`.
     """
 
     def __init__(self, args: Args, n_features: int) -> None:
@@ -182,7 +181,7 @@ class Model(torch.nn.Module):
         self.mapping = _MAPPINGS.get(args.method, functools.partial(torch.softmax, dim=-1))
 
     def play(self, batch: Mapping[str, Tensor]) -> Play:
-        """The sender's scores, and the receiver with the images before its eyes."""
+        """Compute the sender's scores, and embed the images for the receiver."""
         images, target = batch["images"], batch["target"]
         seen = images[torch.arange(len(target), device=target.device), target]
         answer = functools.partial(self.receiver, self.receiver.image(images))
@@ -199,7 +198,7 @@ class Model(torch.nn.Module):
             if isinstance(self.estimator, sp.estimators.Sparse | sp.estimators.Dense):
                 terms["expected_success"] = rights.expected(estimate.distribution)
         objective = (estimate.surrogate - self.entropy * entropy).mean()
-        means = torch.stack(list(terms.values())).mean(-1)  # of all at once: each costs a launch
+        means = torch.stack(list(terms.values())).mean(-1)  # in one launch
         return Step(objective, dict(zip(terms, means.unbind(), strict=True)), estimate.calls)
 
     def _estimate(self, play: Play, rights: _Rights, generator: torch.Generator) -> sp.estimators.Estimate:
@@ -209,11 +208,11 @@ class Model(torch.nn.Module):
         return self.estimator(play.scores, symbols, rights.kept_by(play), context=play.seen, generator=generator)
 
     def distribution(self, play: Play) -> sp.SparseDistribution:
-        """The sender's choice pi, over all symbols that have mass."""
+        """The sender's distribution pi over the symbols with nonzero probability."""
         return sp.SparseDistribution.from_dense(self.mapping(play.scores))
 
     def measures(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Metrics of each game, summed over all symbols that have mass, whatever the method: (n_games,) each."""
+        """Metrics of each game, by exact sums over symbols for all methods: (n_games,) each."""
         play = self.play(batch)
         pi = self.distribution(play)
         loss, expected_success = pi.expect(play.outcome)
@@ -243,7 +242,7 @@ class SignalGame(AbstractExperiment):
         return adam(self.model, self.args.lr)
 
     def start_epoch(self, generator: torch.Generator) -> Tensor:
-        """New games of training images: (n_images + 1, n_games), the images of each and the place of the sender's."""
+        """Draw new games of training images: (n_images + 1, n_games), the images and the index of the sender's."""
         n_games = self.n_steps * self.args.batch_size
         images, target = draw_games(self.games.train, n_games, self.games.n_images, generator)
         return torch.cat([images.t(), target.unsqueeze(0)])
@@ -254,7 +253,7 @@ class SignalGame(AbstractExperiment):
         return {"images": self.games.train.x[games[:, :-1]], "target": games[:, -1]}
 
     def measure(self, generator: torch.Generator, split: str, limit: int | None) -> Totals:
-        """Success, and what is expected under the sender's choice, on games that are the same for all runs."""
+        """Success, and expectations under the sender's distribution, on games that are the same for all runs."""
         features: Features = getattr(self.games, split)
         drawn = draw_games(features, _N_EVALUATED[split], self.games.n_images, generator_for(self.device, 0, "games", split))
         chunks = zip(*(part[:limit].split(_EVALUATED_AT_ONCE[self.device.type]) for part in drawn), strict=True)

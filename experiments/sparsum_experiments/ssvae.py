@@ -1,7 +1,7 @@
-"""Experiment one: a semisupervised VAE, in which a digit's class is the latent variable.
+"""Experiment one: a semisupervised VAE whose discrete latent variable is the class of a digit.
 
-The model is p(z) p(h) p(x | z, h) with z one of ten classes, uniform, and h Gaussian; the posterior is
-pi(z | x) q(h | x, z). The unlabelled images are what the sum over z is for.
+The model is p(z) p(h) p(x | z, h), with z uniform over ten classes and h Gaussian; the posterior is pi(z | x) q(h | x, z).
+The loss of unlabelled images is an expectation over z.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from torch.nn import functional
 import sparsum as sp
 from sparsum_experiments.data import Images, Split, load_images
 from sparsum_experiments.errors import DivergedError
-from sparsum_experiments.experiment import AbstractExperiment, Step, temperature_of
+from sparsum_experiments.experiment import AbstractExperiment, Step, Totals, temperature_of
 from sparsum_experiments.models.cache import cached
 from sparsum_experiments.models.layers import adam, perceptron
-from sparsum_experiments.models.totals import Totals
 from sparsum_experiments.options import MAX_SIZE, CommonArgs, option
 from sparsum_experiments.seeds import generator_for, with_seed
 
 N_CLASSES = 10
 _EVALUATED_AT_ONCE = {"cpu": 500, "cuda": 5000}
-# The warm start: its learning rate, the networks that it trains, and a number to increase when its computation changes.
+# The warm start: its learning rate, the networks that it trains, and a version to increase when its computation changes.
 _WARM_LR = 1e-3
 _WARM_NETWORKS = ("classifier", "inference", "generative")
 _WARM_VERSION = 1
@@ -68,10 +67,10 @@ ESTIMATORS: dict[str, Callable[[Args, int], sp.estimators.AbstractEstimator]] = 
 
 
 class Parts(NamedTuple):
-    """The terms of a negative ELBO of x and z, without those of z itself: (n,) each."""
+    """The terms of the negative ELBO of (x, z), without log p(z) and the entropy of pi: (n,) each."""
 
     distortion: Tensor  # -log p(x | z, h)
-    divergence: Tensor  # of q(h | x, z) from the standard Gaussian
+    divergence: Tensor  # KL divergence of q(h | x, z) from the standard Gaussian
 
     @property
     def total(self) -> Tensor:
@@ -82,7 +81,7 @@ class Parts(NamedTuple):
 class Model(torch.nn.Module):
     r"""The classifier pi(z | x), the inference network q(h | x, z) and the generative network p(x | z, h).
 
-    Called with a batch of binarised images, labelled and not, it gives the loss of the paper:
+    Called with a batch of labelled and unlabelled binarised images, it returns the loss of the paper:
 
     .. math:: -\mathrm{ELBO}(x_l, y_l) + \text{classification loss}
         + \frac{n_u}{n_l} \bigl( \mathbb{E}_\pi[-\mathrm{ELBO}(x_u, z)] - H(\pi) \bigr)
@@ -101,7 +100,7 @@ class Model(torch.nn.Module):
         }.get(args.method, functional.cross_entropy)
 
     def parts(self, x: Tensor, z: Tensor, generator: torch.Generator) -> Parts:
-        """The negative ELBO of images, (n, n_pixels), and classes, indices or (relaxed) vectors, with one sample of h."""
+        """The negative ELBO of images (n, n_pixels) and classes, as indices or (relaxed) vectors, with one sample of h."""
         z = _as_vectors(z)
         mean, log_std = self.inference(torch.cat([x, z], -1)).chunk(2, -1)
         noise = torch.randn(mean.shape, dtype=mean.dtype, device=mean.device, generator=generator)
@@ -114,15 +113,14 @@ class Model(torch.nn.Module):
     def both(
         self, x: Tensor, y: Tensor, scores: Tensor, generator: torch.Generator
     ) -> tuple[Tensor, sp.estimators.Estimate]:
-        """The negative ELBO without the terms of z: of labelled images (n,), and the estimate of its mean for the others.
+        """The negative ELBO, without the terms of z, of labelled images (n,), and the estimate of that of the others.
 
-        The labelled images are the first. They go through the networks together with the others, for the price of one pass
-        instead of two.
+        The labelled images come first. One pass through the networks evaluates both.
         """
         n, labelled = len(y), list[Tensor]()
 
         def loss(z: Tensor, row: Tensor) -> Tensor:
-            if labelled:  # some estimators ask more than once
+            if labelled:  # some estimators evaluate the loss more than once
                 return self.parts(x[n:][row], z, generator).total
             every = torch.cat([torch.arange(n, device=x.device), n + row])
             found = self.parts(x[every], torch.cat([_as_vectors(y), _as_vectors(z)]), generator).total
@@ -133,10 +131,10 @@ class Model(torch.nn.Module):
         return labelled[0], estimate
 
     def forward(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> Step:
-        """The loss of a step: images x, of which the first have the labels y, all of them in the warm start."""
+        """The loss of a step. The first images of x have the labels y; in the warm start, all have."""
         x, y = batch["x"], batch["y"]
         n = len(y)
-        scores = self.classifier(x)  # of all at once: small products cost little less than large ones
+        scores = self.classifier(x)  # in one call: small matrix products cost little less than large ones
         if len(x) == n:
             negative_elbo, estimate = self.parts(x, y, generator).total, None
         else:
@@ -157,13 +155,13 @@ class Model(torch.nn.Module):
             "entropy": entropy,
             "accuracy": is_right.float(),
         }
-        means = torch.stack([values.detach() for values in terms.values()]).mean(-1)  # of all at once: each costs a launch
+        means = torch.stack([values.detach() for values in terms.values()]).mean(-1)  # in one launch
         shown = {"loss": unlabelled.detach()} | dict(zip(terms, means.unbind(), strict=True))
         return Step(labelled + self.unlabelled_weight * unlabelled, shown, estimate.calls)
 
 
 def _as_vectors(z: Tensor) -> Tensor:
-    """Classes as vectors: indices as one-hot ones, (relaxed) vectors as they are."""
+    """Indices as one-hot vectors; (relaxed) vectors unchanged."""
     return z if z.is_floating_point() else functional.one_hot(z, N_CLASSES).float()
 
 
@@ -202,7 +200,7 @@ class SemisupervisedVAE(AbstractExperiment):
         return adam(self.model, self.args.lr, self.args.weight_decay)
 
     def start(self, say: Callable[[str], None]) -> None:
-        """The warm start: train on the labelled images alone, or take the weights of an earlier time that did."""
+        """The warm start: train on the labelled images only, or load the cached weights."""
         n_epochs = self.args.warm_epochs
         if n_epochs is None:
             n_epochs = 10 if self.images.name == "digits" else 100
@@ -213,7 +211,7 @@ class SemisupervisedVAE(AbstractExperiment):
             getattr(self.model, name).load_state_dict(weights[name])
 
     def _warm_settings(self, n_epochs: int) -> dict[str, Any]:
-        """All that the weights of the warm start depend on."""
+        """Everything the weights of the warm start depend on."""
         args = self.args
         digest = hashlib.blake2b(self.images.train.x[self.labelled].cpu().numpy().tobytes(), digest_size=10)
         return {
@@ -229,7 +227,7 @@ class SemisupervisedVAE(AbstractExperiment):
         }
 
     def _warm_weights(self, n_epochs: int, say: Callable[[str], None]) -> dict[str, Any]:
-        """The weights after training on the labelled images, which depend on the warm start's own seed alone."""
+        """Train on the labelled images; of all seeds, the weights depend on ``warm_seed`` only."""
         args = self.args.replace(seed=self.args.warm_seed)
         n_pixels, weight = self.images.train.x.shape[1], self.model.unlabelled_weight
         model = with_seed(lambda: Model(args, n_pixels, weight), args.warm_seed, "warm", "weights").to(self.device)
@@ -250,7 +248,7 @@ class SemisupervisedVAE(AbstractExperiment):
         return {name: getattr(model, name).state_dict() for name in _WARM_NETWORKS}
 
     def start_epoch(self, generator: torch.Generator) -> Tensor:
-        """Labelled and unlabelled images side by side, both in random orders, the labelled ones cycling: (2, n)."""
+        """The indices of labelled images, which cycle, and of unlabelled images, both in random order: (2, n)."""
         n = self.n_steps * self.args.batch_size
         order = torch.randperm(len(self.unlabelled), generator=generator, device=self.device)[:n]
         n_rounds = -(-n // len(self.labelled))
@@ -259,18 +257,18 @@ class SemisupervisedVAE(AbstractExperiment):
         return torch.stack([self.labelled[cycled], self.unlabelled[order]])
 
     def batch(self, order: Tensor, i: int, generator: torch.Generator) -> Mapping[str, Tensor]:
-        """Images of step i, binarised afresh."""
+        """The images of step i, with a new random binarisation."""
         chosen = order[:, i * self.args.batch_size : (i + 1) * self.args.batch_size]
         x = self.binarised(self.images.train.x[chosen.reshape(-1)], generator)
         return {"x": x, "y": self.images.train.y[chosen[0]]}
 
     def binarised(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """Pixels that are 1 with the probability of their grey level: uint8 (n, n_pixels) -> float."""
+        """Sample binary pixels with the grey levels as probabilities: uint8 (n, n_pixels) -> float."""
         noise = torch.rand(x.shape, generator=generator, device=self.device)
         return (noise * (self.images.n_levels - 1) < x).float()
 
     def measure(self, generator: torch.Generator, split: str, limit: int | None) -> Totals:
-        """Accuracy of the most probable class, and the ELBO of images without their labels, exactly summed over z."""
+        """The accuracy of the most probable class, and the ELBO without labels, by an exact sum over z."""
         part: Split = getattr(self.images, split)
         x, y = part.x[:limit], part.y[:limit]
         totals = Totals()
@@ -281,7 +279,7 @@ class SemisupervisedVAE(AbstractExperiment):
         return totals
 
     def _measures(self, x: Tensor, y: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-        """Metrics of each image, whatever the method under its own posterior, summed over all classes that have mass."""
+        """Metrics of each image under the method's own posterior, summed over all classes with nonzero probability."""
         scores = self.model.classifier(x)
         exact = self.model.estimator if isinstance(self.model.estimator, sp.estimators.Sparse) else sp.estimators.Dense()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from sparsum_experiments.models.mode_through import ModeThrough
+from sparsum_experiments.models.estimators import ModeThrough
 from torch import Tensor
 
 import sparsum as sp

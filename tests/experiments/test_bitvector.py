@@ -1,4 +1,4 @@
-"""The bit-vector VAE is that of the specification, and its fused likelihood is that of a plain log-softmax."""
+"""The bit-vector VAE matches the paper, and its fused log-likelihood matches log-softmax."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from sparsum_experiments import bitvector_vae
 from sparsum_experiments.bitvector_vae import RANK, Args, BitvectorVAE, Model
 from sparsum_experiments.data import Images, Split
 from sparsum_experiments.models import likelihood
+from sparsum_experiments.models.estimators import ModeThrough
 from sparsum_experiments.models.likelihood import pixel_log_likelihood
-from sparsum_experiments.models.mode_through import ModeThrough
+from sparsum_experiments.registry import make_args
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -67,7 +68,7 @@ def test_likelihood_gradcheck() -> None:
     tensors, x = inputs(3, 2, 4)
     leaves = [tensor.requires_grad_() for tensor in tensors]
     assert torch.autograd.gradcheck(lambda *args: fused(args, x), leaves)
-    for i in range(3):  # each derivative by itself, without the others
+    for i in range(3):  # each derivative alone
         parts = [tensor.detach().requires_grad_(i == j) for j, tensor in enumerate(leaves)]
         (gradient,) = torch.autograd.grad(fused(parts, x).sum(), parts[i])
         torch.testing.assert_close(gradient, torch.autograd.grad(twin(leaves, x).sum(), leaves[i])[0])
@@ -78,14 +79,14 @@ def test_likelihood_gradcheck() -> None:
         first.sum().backward()
 
 
-def test_likelihood_of_what_is_all_but_impossible() -> None:
-    tensors, x = inputs(scale=20.0)  # logits of a thousand, whose probabilities are 0 in float32
+def test_likelihood_of_very_improbable_images() -> None:
+    tensors, x = inputs(scale=20.0)  # logits around 1,000; probabilities underflow in float32
     values = fused([tensor.float() for tensor in tensors], x)
     assert (values < -1e3).all()
     torch.testing.assert_close(values.double(), twin(tensors, x), rtol=1e-5, atol=1e-2)
 
 
-def test_likelihood_keeps_nothing_without_gradient_and_takes_half_precision() -> None:
+def test_likelihood_without_gradient_and_in_half_precision() -> None:
     tensors, x = inputs(dtype=torch.float32)
     leaves = [tensor.clone().requires_grad_() for tensor in tensors]
     with torch.no_grad():
@@ -101,7 +102,7 @@ def test_likelihood_keeps_nothing_without_gradient_and_takes_half_precision() ->
 
 
 class Largest(TorchDispatchMode):
-    """The size of the largest tensor that appears, in bytes."""
+    """Records the size of the largest result of an operation, in bytes."""
 
     n_bytes = 0
 
@@ -113,7 +114,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
-def test_likelihood_never_holds_the_logits() -> None:
+def test_likelihood_does_not_store_all_logits() -> None:
     n, n_pixels, n_levels = 24, 784, 256
     tensors, x = inputs(n, n_pixels, n_levels, dtype=torch.float32)
     leaves = [tensor.requires_grad_() for tensor in tensors]
@@ -130,7 +131,7 @@ SIZES = [(784, 128), (128,), (128, 32), (32,), (32, 128), (128,), (128, 3920), (
     # inference 784-128-D, generative D-128-(784 x 5), and 5-256; the baseline of NVIL is 784-512-512-512-1
     [("topk", 32, 616_048), ("sparsemap-budget", 128, 640_720), ("nvil", 32, 616_048 + 927_745)],
 )
-def test_sizes_are_those_of_the_specification(method: str, bits: int, n_parameters: int) -> None:
+def test_networks_have_the_sizes_of_the_paper(method: str, bits: int, n_parameters: int) -> None:
     model = Model(Args(method=method, bits=bits), 784, 256)
     assert sum(parameter.numel() for parameter in model.parameters()) == n_parameters
     shapes = [tuple(p.shape) if p.ndim == 1 else tuple(p.shape[::-1]) for p in model.parameters()]
@@ -149,7 +150,7 @@ def test_loss_by_hand(method: str) -> None:
     x = torch.tensor([[0, 3, 1]], dtype=torch.uint8)
     a = 1 / (1 + math.exp(-0.5)), 1 / (1 + math.exp(3.0))
     codes = {
-        "sparsemap": {(1.0, 0.0): 0.75, (0.0, 0.0): 0.25},  # the marginals are those of (t + 1) / 2, cut to [0, 1]
+        "sparsemap": {(1.0, 0.0): 0.75, (0.0, 0.0): 0.25},  # the marginals are (t + 1) / 2, clamped to [0, 1]
         "topk": {(1.0, 0.0): 0.75, (0.0, 0.0): 0.25},  # the sparsemax of the scores 0.5 and 0
     }.get(method, {(i, j): abs(1 - i - a[0]) * abs(1 - j - a[1]) for i in (0.0, 1.0) for j in (0.0, 1.0)})
     distortions, weights = {}, model.state_dict()
@@ -210,13 +211,13 @@ def train(vae: BitvectorVAE, n_epochs: int) -> None:
 
 @torch.no_grad()
 def likelihood_of_modes(vae: BitvectorVAE) -> float:
-    """The mean of log p(x | z) over validation images, z being the most probable code."""
+    """The mean of log p(x | z) over validation images, with z the most probable code."""
     x = vae.images.validation.x
     return vae.model.log_likelihood((vae.model.scores(x) > 0).float(), x).mean().item()
 
 
-def test_the_authors_straight_through_sees_the_most_probable_code() -> None:
-    """Its gradient is that of the relaxed sample, which for a linear loss does not depend on the code that is seen."""
+def test_the_authors_straight_through_evaluates_the_most_probable_code() -> None:
+    """Its gradient is that of the relaxed sample, which for a linear loss does not depend on the code."""
     scores = torch.randn(50, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
     weights, seen, gradients = torch.tensor([1.0, -2.0, 0.5, 3.0]), [], []
     for estimator in (ModeThrough(0.7), sp.estimators.StraightThrough(0.7)):
@@ -238,7 +239,7 @@ def test_every_method_learns(method: str) -> None:
     before, before_of_modes = vae.validate(torch.Generator().manual_seed(0)), likelihood_of_modes(vae)
     train(vae, 15)
     after = vae.validate(torch.Generator().manual_seed(0))
-    if method == "st-gumbel-mode":  # it sees no other codes, so that its posterior may have much entropy at no cost
+    if method == "st-gumbel-mode":  # it evaluates no other codes, so its posterior may have high entropy
         assert likelihood_of_modes(vae) > before_of_modes + 5
     else:
         assert after["elbo"] > before["elbo"] + 5
@@ -268,7 +269,7 @@ def test_solvers(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("method", ["sparsemap", "sparsemap-budget"])
-@pytest.mark.parametrize("order", bitvector_vae.BIT_ORDERS)
+@pytest.mark.parametrize("order", ["fixed", "random", "sorted"])
 def test_the_order_of_bits_changes_the_atoms_and_not_their_mean(order: str, method: str) -> None:
     solver = "systematic" if method == "sparsemap" else ""
     vae, seen = experiment(method=method, solver=solver, bit_order=order), []
@@ -295,7 +296,7 @@ def test_the_weight_of_the_entropy_and_the_temperature_of_scores() -> None:
 
 @pytest.mark.parametrize("method", ["topk", "sparsemap-budget", "gumbel"])
 def test_centred_scores_keep_bits_in_use(method: str) -> None:
-    """A bit that starts far from the middle stays 1 for all images, unless what all scores have in common is taken away."""
+    """A bit that starts with a large bias stays 1 for all images, unless the mean score is subtracted."""
     plain, centred = (experiment(method=method, score_centre=centre) for centre in ("none", "batch"))
     used = []
     for vae in (plain, centred):
@@ -310,7 +311,7 @@ def test_centred_scores_keep_bits_in_use(method: str) -> None:
     torch.testing.assert_close(one_by_one, centred.model.scores(x))
 
 
-def test_a_bit_is_in_use_if_both_values_are_those_of_one_image_in_a_hundred(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bit_is_in_use_if_both_values_occur_in_one_percent_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
     vae = experiment(bits=7)
     n_on = torch.tensor([0, 1, 2, 98, 198, 199, 200])
     scores = torch.where(torch.arange(200).unsqueeze(1) < n_on, 1.0, -1.0)
@@ -318,7 +319,7 @@ def test_a_bit_is_in_use_if_both_values_are_those_of_one_image_in_a_hundred(monk
     assert vae._n_used_bits(vae.images.train.x) == 3  # 2, 98 and 198 of 200
 
 
-def test_a_number_that_is_not_finite_is_told_of_its_row_alone() -> None:
+def test_nan_is_reported_for_its_row_only() -> None:
     vae = experiment(score_centre="batch")
     scores = torch.zeros(8, 6)
     scores[3] = torch.nan
@@ -338,7 +339,7 @@ def test_seeds() -> None:
     assert not any(torch.equal(first[name], other[name]) for name in first)
 
 
-def test_batches_hold_every_image_once() -> None:
+def test_batches_contain_every_image_once() -> None:
     vae = experiment(batch_size=25)
     order = vae.start_epoch(torch.Generator().manual_seed(0))
     seen = torch.cat([vae.batch(order, i, torch.Generator())["x"] for i in range(vae.n_steps)])
@@ -347,7 +348,7 @@ def test_batches_hold_every_image_once() -> None:
     assert not torch.equal(order, vae.start_epoch(torch.Generator().manual_seed(1)))
 
 
-def test_validation_is_of_codes_and_does_not_depend_on_batches() -> None:
+def test_validation_uses_discrete_codes_and_does_not_depend_on_batches() -> None:
     whole, parts = (experiment(batch_size=size).validate(torch.Generator(), limit=40) for size in (40, 17))
     assert whole == pytest.approx(parts, rel=1e-5)
     vae, seen = experiment(method="gumbel"), []
@@ -374,7 +375,7 @@ def test_mixed_precision_and_chunks() -> None:
     torch.testing.assert_close(*(torch.autograd.grad(step.objective, weight)[0] for step in (chunked, plain)))
 
 
-def test_digits_are_there_by_default() -> None:
+def test_digits_are_the_default() -> None:
     vae = BitvectorVAE(Args(method="topk"), CPU)
     assert (vae.n_steps, vae.model.n_pixels, vae.model.n_levels) == (1197 // 64, 64, 17)
     assert vae.model.pixels(vae.images.train.x).max() == 1
@@ -384,34 +385,44 @@ def test_digits_are_there_by_default() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"method": "magic"}, "method must be one of topk, .*, got 'magic'"),
-        ({"method": "dense", "bits": 32}, "dense lists all .* --bits must be at most 12, got 32; topk"),
-        ({"method": "sparsemap", "solver": "slow"}, "--solver must be one of nested, systematic, active-set, got 'slow'"),
-        ({"method": "sparsemap-budget", "solver": "nested"}, "nested ignores a budget"),
-        ({"method": "sparsemap", "bit_order": "any"}, "--bit-order must be one of fixed, random, sorted, got 'any'"),
-        ({"method": "topk", "bit_order": "random"}, "--bit-order random is for the solver systematic of"),
+        ({"method": "magic"}, "bitvector-vae has no method 'magic'"),
+        ({"method": "dense", "bits": 32}, "dense enumerates all .* --bits must be at most 12, got 32; topk"),
+        (
+            {"method": "sparsemap", "solver": "slow"},
+            "--solver must be one of .*'nested', 'systematic' or 'active-set', got 'slow'",
+        ),
+        ({"method": "sparsemap-budget", "solver": "nested"}, "--solver nested does not support a budget"),
+        ({"method": "sparsemap", "bit_order": "any"}, "--bit-order must be one of 'fixed', 'random' or 'sorted', got 'any'"),
+        ({"method": "topk", "bit_order": "random"}, "--bit-order random requires the systematic solver of sparsemap"),
         (
             {"method": "sfe", "solver": "systematic", "bit_order": "random"},
-            "--bit-order random is for the solver systematic of",
+            "--bit-order random requires the systematic solver of sparsemap",
         ),
         (
             {"method": "topk-bound", "entropy": 2},
-            "topk-bound has no entropy in what it trains, so --entropy must be 1, got 2",
+            "the objective of topk-bound has no entropy term, so --entropy must be 1, got 2",
         ),
-        ({"method": "wake-wake", "k": 1}, "wake-wake compares codes with each other, so --k must be at least 2, got 1"),
-        ({"method": "distinct-bound", "k": 1}, "distinct-bound compares codes with each other, so --k must be at least 2"),
+        ({"method": "wake-wake", "k": 1}, "wake-wake compares codes, so --k must be at least 2, got 1"),
+        ({"method": "distinct-bound", "k": 1}, "distinct-bound compares codes, so --k must be at least 2"),
         (
             {"method": "distinct-bound", "entropy": 2},
-            "distinct-bound has no entropy in what it trains, so --entropy must be 1",
+            "the objective of distinct-bound has no entropy term, so --entropy must be 1",
         ),
         ({"method": "sparsemap-budget", "budget": 0}, "--budget must be from 1 to 6, the number of bits, got 0"),
         ({"method": "sparsemap-budget", "budget": 7}, "--budget must be from 1 to 6, the number of bits, got 7"),
-        ({"score_centre": "all"}, "--score-centre must be one of none, batch, got 'all'"),
+        ({"score_centre": "all"}, "--score-centre must be one of 'none' or 'batch', got 'all'"),
         ({"score_centre": "batch", "batch_size": 1}, "--score-centre batch needs a --batch-size of at least 2, got 1"),
-        ({"score_temperature": 0.0}, "--score-temperature must be more than 0, got 0.0"),
+        ({"score_temperature": 0.0}, "--score-temperature must be greater than 0, got 0.0"),
         ({"batch_size": 201}, "--batch-size must be at most 200"),
     ],
 )
-def test_mistakes(changes: dict[str, Any], message: str) -> None:
+def test_invalid_options(changes: dict[str, Any], message: str) -> None:
+    options: dict[str, Any] = {"method": "topk", "bits": 6, "batch_size": 32} | changes
+
+    def build() -> None:
+        args = make_args("bitvector-vae", options.pop("method"), options)
+        assert isinstance(args, Args)
+        BitvectorVAE(args, CPU, fake_images())
+
     with pytest.raises(ValueError, match=message):
-        experiment(**changes)
+        build()

@@ -1,18 +1,19 @@
-"""The signal game: networks and loss by hand, the 0/1 rows by enumeration, a step of every method, an easy game learned."""
+"""The signal game: networks and loss by hand, 0/1 losses by enumeration, a step of every method, learning an easy game."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from sparsum_experiments import signal_game
 from sparsum_experiments.data import Features, Games
 from sparsum_experiments.experiment import Step
-from sparsum_experiments.models.zero_one import ZeroOne
+from sparsum_experiments.models.estimators import ZeroOne
+from sparsum_experiments.registry import make_args
 from sparsum_experiments.signal_game import Args, Model, Play, Receiver, Sender, SignalGame
 from torch import Tensor
 
@@ -30,7 +31,7 @@ def small_args(method: str, **others: Any) -> Args:
 
 
 def easy_features(n: int) -> Features:
-    """Eight concepts, each with a feature of its own."""
+    """Eight concepts, each marked by one feature."""
     concept = torch.arange(n) % 8
     noise = torch.rand(n, 12, generator=torch.Generator().manual_seed(n))
     return Features.from_unsorted(torch.eye(8, 12)[concept] + 0.1 * noise, concept)
@@ -38,14 +39,14 @@ def easy_features(n: int) -> Features:
 
 @pytest.fixture(autouse=True)
 def games(monkeypatch: pytest.MonkeyPatch) -> Games:
-    torch.manual_seed(0)  # of weights and inputs made in tests
+    torch.manual_seed(0)  # for weights and inputs created in tests
     games = Games("easy", easy_features(80), easy_features(24), easy_features(16), tuple("abcdefgh"), 4)
     monkeypatch.setattr(signal_game, "load_games", lambda name, data_dir, *, device: games)
     return games
 
 
 def train(experiment: SignalGame, n_steps: int, seed: int = 0) -> list[Step]:
-    """Some steps, as the training loop makes them."""
+    """Run some steps like the training loop."""
     optimiser, generator = experiment.optimiser(), torch.Generator().manual_seed(seed)
     steps: list[Step] = []
     experiment.model.train()
@@ -84,17 +85,19 @@ def test_networks_have_the_sizes_of_the_paper() -> None:
     ("method", "symbol_init", "is_uniform"),
     [("sparse", None, False), ("sparse", "uniform", True), ("gumbel", None, True), ("st-gumbel", "normal", False)],
 )
-def test_symbols_start_as_in_the_paper(method: str, symbol_init: str | None, is_uniform: bool) -> None:
+def test_symbols_are_initialised_as_in_the_paper(
+    method: str, symbol_init: Literal["normal", "uniform"] | None, is_uniform: bool
+) -> None:
     weight = Receiver(Args(method=method, symbol_init=symbol_init), 3).symbol.weight
     assert (weight.abs().max().item() <= 1 / 16) == is_uniform
     assert weight.std().item() == pytest.approx(1 / 16 / math.sqrt(3) if is_uniform else 1.0, rel=0.02)
 
 
-def test_symbol_init_is_checked() -> None:
-    with pytest.raises(ValueError, match=r"--sender-temperature must be more than 0, got 0"):
-        Args(method="sparse", sender_temperature=0)
-    with pytest.raises(ValueError, match=r"--symbol-init must be normal or uniform, got 'zero'"):
-        Receiver(Args(method="sparse", symbol_init="zero"), 3)
+def test_invalid_options() -> None:
+    with pytest.raises(ValueError, match="--sender-temperature must be greater than 0, got 0"):
+        make_args("signal-game", "sparse", {"sender_temperature": 0})
+    with pytest.raises(ValueError, match="--symbol-init must be one of 'normal' or 'uniform', got 'zero'"):
+        make_args("signal-game", "sparse", {"symbol_init": "zero"})
 
 
 def test_sender_by_hand() -> None:
@@ -168,7 +171,7 @@ def test_every_method_does_a_step(method: str) -> None:
     experiment.model.receiver.image.register_forward_hook(lambda module, inputs, output: embedded.append(output.shape))
     before = {name: value.clone() for name, value in experiment.model.named_parameters()}
     (step,) = train(experiment, 1)
-    assert embedded == [(7, 4, 5)]  # once for each game, whatever the number of symbols
+    assert embedded == [(7, 4, 5)]  # once per game, for any number of symbols
     assert set(step.terms) == {"loss", "entropy", "success"} | ({"expected_success"} if method in SUMS else set())
     for value in (step.objective, *step.terms.values()):
         assert value.shape == ()
@@ -188,7 +191,7 @@ def test_an_easy_game_is_learned(method: str) -> None:
     before = experiment.validate(torch.Generator())
     train(experiment, 300)
     after = experiment.validate(torch.Generator())
-    assert before["success"] < 0.45  # a quarter is chance
+    assert before["success"] < 0.45  # chance level is a quarter
     assert after["success"] > 0.6
     assert after["expected_success"] > 0.6
     assert after["loss"] < 0.7 < before["loss"]
@@ -204,7 +207,7 @@ def state_after(method: str, seed: int, noise: int) -> Mapping[str, Tensor]:
 @pytest.mark.parametrize("method", METHODS)
 def test_the_same_seed_gives_the_same_result(method: str) -> None:
     first = state_after(method, 0, 0)
-    torch.manual_seed(123)  # nothing comes from torch's own generator
+    torch.manual_seed(123)  # nothing depends on torch's global generator
     again = state_after(method, 0, 0)
     assert all(first[name].equal(again[name]) for name in first)
     for other in (state_after(method, 1, 0), state_after(method, 0, 1)):
@@ -248,7 +251,7 @@ def test_scores_keep_their_precision_in_mixed_precision() -> None:
 
 @dataclasses.dataclass
 class Tabular:
-    """A game of 4 symbols and 3 images with a number for everything: what ZeroOne sees of it, and its true gradient."""
+    """A tabular game of 4 symbols and 3 images, and its exact gradient."""
 
     scores: Tensor  # shape: (4,)
     answers: Tensor  # shape: (4, 3), logits
@@ -259,7 +262,7 @@ class Tabular:
         return self.answers.log_softmax(-1)[z]
 
     def gradient(self) -> tuple[Tensor, ...]:
-        """By a sum over all symbols and answers; the receiver's entropy is no loss of the sender."""
+        """Sum over all symbols and answers; the receiver's entropy has no gradient for the sender."""
         pi, p = self.scores.softmax(-1), self.answers.softmax(-1)
         losses = [-pi[z] * p[z, a] * (a == self.target) for z in range(4) for a in range(3)]
         bonuses = [self.entropy * pi[z].detach() * -(p[z] * p[z].log()).sum() for z in range(4)]
@@ -294,7 +297,7 @@ def test_zero_one_baseline_and_value(generator: torch.Generator) -> None:
     assert "baseline.mean" in estimator.state_dict()
 
 
-def test_zero_one_baseline_is_that_of_earlier_steps(generator: torch.Generator) -> None:
+def test_zero_one_baseline_uses_earlier_steps_only(generator: torch.Generator) -> None:
     sure = torch.tensor([0.0, 100.0, 0.0], dtype=torch.float64).expand(4, 3)  # always right
     scores, estimator = torch.zeros(4, dtype=torch.float64, requires_grad=True), ZeroOne(0.0, is_self_critic=False)
     game, sizes = Tabular(scores, sure), []
@@ -305,8 +308,8 @@ def test_zero_one_baseline_is_that_of_earlier_steps(generator: torch.Generator) 
     assert sizes[1] == pytest.approx(0)
 
 
-def test_success_counts_the_most_probable_symbol_alone() -> None:
-    log_probs = torch.tensor([[0.9, 0.1], [0.2, 0.8]]).log()  # symbol 0 says the first image, symbol 1 the second
+def test_success_counts_only_the_most_probable_symbol() -> None:
+    log_probs = torch.tensor([[0.9, 0.1], [0.2, 0.8]]).log()  # symbol 0 means the first image, symbol 1 the second
     scores = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.9]])
     play = Play(scores, scores, lambda z, row: log_probs[z], torch.tensor([0, 0, 0]))
     assert play.success().tolist() == [1.0, 0.0, 1.0]

@@ -1,4 +1,4 @@
-"""The semisupervised VAE is the one that the paper and its code describe."""
+"""The semisupervised VAE matches the paper and its code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pathlib
 import pytest
 import torch
 from sparsum_experiments import ssvae
-from sparsum_experiments.models.warm_start import warm_start
 from torch.nn import functional
 
 import sparsum as sp
@@ -52,13 +51,13 @@ def test_the_defaults_and_presets_are_those_of_the_paper() -> None:
 
 
 def test_the_loss_by_hand() -> None:
-    """One labelled and one unlabelled image of two pixels, under the dense sum, with the noise drawn again."""
+    """One labelled and one unlabelled image of two pixels, by the dense sum, with the same noise."""
     torch.manual_seed(0)
     model = ssvae.Model(ssvae.Args(method="dense", latent=3), n_pixels=2, unlabelled_weight=7.0)
     labelled, unlabelled, y = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]]), torch.tensor([4])
     step = model({"x": torch.cat([labelled, unlabelled]), "y": y}, torch.Generator().manual_seed(1))
 
-    noise = torch.randn(11, 3, generator=torch.Generator().manual_seed(1))  # the first for the labelled image
+    noise = torch.randn(11, 3, generator=torch.Generator().manual_seed(1))  # the first row is for the labelled image
 
     def negative_elbo(x: torch.Tensor, z: int, noise: torch.Tensor) -> torch.Tensor:
         one_hot = torch.eye(10)[z]
@@ -105,7 +104,7 @@ def test_every_method_trains(method: str) -> None:
     assert metrics["calls"] <= 10
 
 
-def test_images_are_binarised_afresh_with_their_grey_levels_as_probabilities() -> None:
+def test_images_are_binarised_with_their_grey_levels_as_probabilities() -> None:
     experiment = ssvae.SemisupervisedVAE(ssvae.Args(method="sparse"), CPU)
     x = experiment.images.train.x[:1].expand(20_000, -1)
     binary = experiment.binarised(x, torch.Generator().manual_seed(0))
@@ -113,14 +112,14 @@ def test_images_are_binarised_afresh_with_their_grey_levels_as_probabilities() -
     assert (binary.mean(0) - x[0] / 16).abs().max() < 0.02
 
 
-def test_the_warm_start_is_made_once_and_shared_by_what_has_the_same_loss(tmp_path: pathlib.Path) -> None:
+def test_methods_with_the_same_loss_share_one_warm_start(tmp_path: pathlib.Path) -> None:
     experiments = {
         name: ssvae.SemisupervisedVAE(ssvae.Args(method=method, seed=seed, warm_epochs=2), CPU)
         for name, method, seed in (("a", "dense", 0), ("b", "nvil", 5), ("c", "sparse", 0))
     }
     files = tmp_path / "warm-starts"
     for name, n_files in (("a", 1), ("b", 1), ("c", 2)):
-        warm_start(experiments[name], lambda text: None)
+        experiments[name].start(lambda text: None)
         assert len(list(files.glob("*.pt"))) == n_files
     weights = {name: experiment.model.state_dict()["classifier.0.weight"] for name, experiment in experiments.items()}
     assert torch.equal(weights["a"], weights["b"])

@@ -1,1 +1,1 @@
-"""Kernels of the experiments."""
+"""Triton kernels of the experiments."""

@@ -1,10 +1,10 @@
-"""The likelihood of images with categorical pixels, with its derivatives: logits never leave the registers.
+"""Log-likelihood of images with categorical pixels, and its derivatives: logits stay in registers.
 
-Two kernels, in neither of which threads exchange anything, so that arithmetic is all that they wait for. In the first a
-thread has some pixels and goes through the levels, whose numbers are the same for all threads: it finds the likelihood and
-its derivative in the features. No maximum is needed: relative to that of the observed level the exponentials sum to at least
-1, and where they sum to too much, which is rare, slower loops take over. In the second, which only the derivative in the map
-needs, a thread has some levels and goes through the pixels, whose normalisers the first has left.
+There are two kernels. Their threads do not communicate, so both are bound by arithmetic. In the first, a thread holds some
+pixels and loops over the levels, whose parameters are the same for all threads; it computes the log-likelihood and its
+derivative by the features. No maximum is needed: relative to the observed level, the exponentials sum to at least 1, and in
+the rare case that the sum gets too large, slower loops take over. In the second, which only the derivative by the map needs,
+a thread holds some levels and loops over the pixels, whose normalisers the first kernel has stored.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from sparsum.kernels.launch import unwrapped, wrap_triton
 # ruff: noqa: N806
 # mypy: disable-error-code="assignment,misc,var-annotated"
 
-#: The largest map that is worth it: beyond, a matrix product is.
+#: The largest map for which this is faster than a matrix product.
 MOST_LEVELS, MOST_RANK = 1024, 8
-# The pixels of a thread share what is loaded of a level. So they are as many as registers permit, at most these, without and
-# with derivatives, unless too few warps would be left for the processors of a GPU.
+# The pixels of a thread share the loads of a level, so a thread has as many as registers permit, without and with
+# derivatives, unless that leaves too few warps to occupy the GPU.
 PIXELS_PER_THREAD, PIXELS_WITH_SLOPES = 4, 4
 LEAST_WARPS = 1500
-# Levels whose loads are under way together; an even number, since two numbers are loaded at once.
+# Levels whose loads are in flight together; even, since two numbers are loaded at once.
 UNROLL = 4
-# The levels of a warp of the second kernel, and the pixels, a power of two, whose loads are under way together.
+# Levels per warp of the second kernel, and pixels, a power of two, whose loads are in flight together.
 LEVELS_PER_WARP, PIXELS_AT_ONCE = 256, 4
-# Enough programs of the second kernel for a GPU; fewer of them write fewer partial sums. Each has some pixels to work on,
-# since loading the map costs as much as a few.
+# Programs of the second kernel that occupy a GPU; fewer programs write fewer partial sums. Each needs enough pixels to
+# amortise loading the map.
 N_PROGRAMS, LEAST_PIXELS = 2600, 24
 
-# Exponentials are powers of two on a GPU.
+# A GPU computes exponentials as powers of two.
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LN_2 = tl.constexpr(0.6931471805599453)
-# Sums below this leave room for their products with the map.
+# Sums below this do not overflow when multiplied by the map.
 _MOST_TOTAL = tl.constexpr(1e30)
 
 
 @triton.jit
 def _numbers(pointer, N: tl.constexpr, IN_PAIRS: tl.constexpr):
-    """N consecutive numbers as scalars; in pairs, which halves the loads, if N is even and the address a multiple of 8."""
+    """Load N consecutive numbers as scalars; IN_PAIRS halves the loads, for even N and addresses that are multiples of 8."""
     result = ()
     if IN_PAIRS:
         for i in tl.static_range(N // 2):
@@ -62,7 +62,7 @@ def _numbers(pointer, N: tl.constexpr, IN_PAIRS: tl.constexpr):
 
 @triton.jit
 def _logit(some, rows, offset, FIRST: tl.constexpr, RANK: tl.constexpr):
-    """Always by the same operations, so that what is certain has a log-likelihood of exactly 0."""
+    """A logit, always by the same operations, so that certain outcomes have a log-likelihood of exactly 0."""
     logit = tl.fma(some[0], rows[FIRST], offset * _LOG2_E)
     for r in tl.static_range(1, RANK):
         logit = tl.fma(some[r], rows[FIRST + r], logit)
@@ -71,7 +71,7 @@ def _logit(some, rows, offset, FIRST: tl.constexpr, RANK: tl.constexpr):
 
 @triton.jit
 def _add(some, weight, bias, shift, total, slopes, RANK: tl.constexpr, LEVELS: tl.constexpr, IN_PAIRS: tl.constexpr):
-    """Some more levels in the sum of exponentials, and in that of their products with the map."""
+    """Add some levels to the sum of exponentials and to the sums of their products with the map."""
     rows, offsets = _numbers(weight, LEVELS * RANK, IN_PAIRS), _numbers(bias, LEVELS, IN_PAIRS)
     for j in tl.static_range(LEVELS):
         power = tl.exp2(_logit(some, rows, offsets[j], j * RANK, RANK) - shift)
@@ -85,7 +85,7 @@ def _add(some, weight, bias, shift, total, slopes, RANK: tl.constexpr, LEVELS: t
 
 @triton.jit
 def _all_levels(some, weight, bias, shift, zeros, RANK: tl.constexpr, N_LEVELS: tl.constexpr, UNROLL: tl.constexpr):
-    """The sum of exponentials relative to the shift, and, in place of the tuple of zeros, of their products with the map."""
+    """The sum of exponentials relative to the shift, and the sums, starting at ``zeros``, of their products with the map."""
     total, slopes = tl.zeros_like(shift), zeros
     N_TOGETHER: tl.constexpr = N_LEVELS // UNROLL * UNROLL
     for level in range(0, N_TOGETHER, UNROLL):
@@ -111,7 +111,7 @@ def _each_pixel(
     RANK: tl.constexpr, N_LEVELS: tl.constexpr, PIXELS: tl.constexpr, UNROLL: tl.constexpr,
     NEEDS_FEATURES: tl.constexpr, NEEDS_MAP: tl.constexpr,
 ):  # fmt: skip
-    """The log-likelihood of pixels, its derivative in the features, and the logarithm, to base 2, of the normaliser."""
+    """The log-likelihood of pixels, its derivative by the features, and the log2 of the normaliser."""
     start = tl.program_id(0).to(tl.int64) * PIXELS
     pixel = tl.arange(0, PIXELS)
     inside = pixel < n - start
@@ -127,12 +127,12 @@ def _each_pixel(
     seen = _logit(some, rows, tl.load(bias + observed, mask=is_known, other=float("nan")), 0, RANK)
     shift = seen
     total, slopes = _all_levels(some, weight, bias, shift, zeros, RANK, N_LEVELS, UNROLL)
-    is_lost = tl.where(inside, tl.where(total < _MOST_TOTAL, 0, 1), 0)  # also where it is none
+    is_lost = tl.where(inside, tl.where(total < _MOST_TOTAL, 0, 1), 0)  # also true for NaN
     if tl.max(is_lost, 0) > 0:
         shift = _peak(some, weight, bias, tl.full([PIXELS], -float("inf"), tl.float32), RANK, N_LEVELS)
         total, slopes = _all_levels(some, weight, bias, shift, zeros, RANK, N_LEVELS, 2)
     log_total = tl.log2(total)
-    # Exactly minus the logarithm where the shift is that of the observed level.
+    # Exactly minus the logarithm where the shift is the logit of the observed level.
     tl.store(values + start + pixel, tl.where(shift == seen, -log_total, seen - shift - log_total) * _LN_2, mask=inside)
     if NEEDS_MAP:
         tl.store(normalisers + start + pixel, shift + log_total, mask=inside)
@@ -147,7 +147,7 @@ def _each_level(
     features, weight, bias, x, normalisers, by_map, n_pixels, n_levels, n_each,
     RANK: tl.constexpr, LEVELS: tl.constexpr, STEP: tl.constexpr, IN_PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """The derivative in the map of the log-likelihood of n_each pixels of one image, for some of the levels."""
+    """The derivative by the map of the log-likelihood of n_each pixels of one image, for some of the levels."""
     image, part, n_parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     level = tl.program_id(2) * LEVELS + tl.arange(0, LEVELS)
     is_level = level < n_levels
@@ -189,11 +189,11 @@ def evaluate(
     *,
     wrap: Callable[[Any], Any] = unwrapped,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The log-likelihood of each pixel, and its sum's derivatives in features and map; empty where not needed.
+    """The log-likelihood of each pixel, and the derivatives of its sum.
 
     Returns:
-        Values of shape (n, n_pixels), their derivatives in the features, (n, n_pixels, rank), and in weight and, in the last
-        place, bias, for parts of the images, (n * n_parts, rank + 1, n_levels).
+        Values (n, n_pixels); derivatives by the features (n, n_pixels, rank), and by weight and, last, bias for parts of
+        the images (n * n_parts, rank + 1, n_levels). Derivatives that are not needed are empty.
     """
     (n, n_pixels, rank), n_levels = features.shape, len(bias)
     values = features.new_empty(n, n_pixels)
@@ -234,24 +234,24 @@ def evaluate(
 def traced(
     features: Tensor, weight: Tensor, bias: Tensor, x: Tensor, needs_features: bool, needs_map: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `evaluate`, for a graph."""
+    """`evaluate` as an operator that can be traced."""
     return evaluate(features, weight, bias, x, needs_features, needs_map, wrap=wrap_triton)
 
 
 def _even(tensor: Tensor) -> Tensor:
-    """The same numbers at an address that is a multiple of 8, as any that torch allocates is."""
+    """The tensor at an address that is a multiple of 8, as all of torch's allocations are."""
     return tensor if _is_even(tensor) else tensor.clone()
 
 
 def _is_even(tensor: Tensor) -> bool:
-    """Whether pairs of numbers can be loaded from the beginning on; a tensor that is traced has no address yet."""
+    """Whether pairs of numbers can be loaded from the first element on; a traced tensor has no address yet."""
     if torch.compiler.is_compiling():
         return tensor.storage_offset() % 2 == 0
     return tensor.data_ptr() % 8 == 0
 
 
 def _pixels_per_thread(n: int, most: int) -> int:
-    """The power of two that leaves warps enough."""
+    """The largest power of two up to ``most`` that leaves enough warps."""
     while most > 1 and n < 32 * most * LEAST_WARPS:
         most //= 2
     return most
@@ -263,7 +263,7 @@ def _levels_per_warp(n_levels: int) -> int:
 
 
 def _n_parts(n: int, n_pixels: int, n_levels: int) -> int:
-    """Into how many equal parts the pixels of an image are divided, each an even number if their number is even."""
+    """The number of equal parts per image; parts have an even number of pixels if the image has."""
     n_others = max(n, 1) * triton.cdiv(n_levels, _levels_per_warp(n_levels))
     most = min(triton.cdiv(N_PROGRAMS, n_others), n_pixels // LEAST_PIXELS)
     return _largest_divisor(n_pixels if n_pixels % 2 else n_pixels // 2, most)
@@ -274,5 +274,5 @@ def _largest_divisor(number: int, most: int) -> int:
 
 
 def takes(features: Tensor, weight: Tensor) -> bool:
-    """Whether the map is one for the kernels, in single precision."""
+    """Whether the kernels support the map: small enough and in single precision."""
     return features.dtype == torch.float32 and weight.shape[0] <= MOST_LEVELS and 1 <= weight.shape[1] <= MOST_RANK

@@ -1,10 +1,9 @@
-r"""A network from one number to one number, applied to many numbers at once.
+r"""A scalar network, applied elementwise.
 
 .. math:: h_i = \sigma\Bigl( \sum_k v_k \, \sigma(w_k x_i) \Bigr)
 
-The hidden units of all numbers are many; here they live in registers. The forward kernel reads and writes the numbers alone.
-The backward kernel computes the hidden units again; each program adds up the gradients of the weights for its own numbers,
-and the sums of all programs are added in a fixed order.
+The hidden units stay in registers: the forward kernel reads x and writes h. The backward kernel recomputes the hidden units;
+each program sums the gradients of the weights over its own elements, and the partial sums are added in a fixed order.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch.library import triton_op
 
 from sparsum.kernels.launch import wrap_triton
 
-# Numbers that a program holds at a time, and blocks of numbers that it goes through in backward.
+# Elements per block, and blocks per program in the backward pass.
 _BLOCK, _BLOCKS_PER_PROGRAM, _WARPS = 16, 8, 8
 
 
@@ -51,11 +50,11 @@ def _backward_kernel(
     for b in range(n_blocks):
         i = (program * n_blocks + b) * block + tl.arange(0, block)
         x = tl.load(x_ptr + i, mask=i < n, other=0.0)
-        grad = tl.load(grad_ptr + i, mask=i < n, other=0.0)  # 0 for numbers that are not there
+        grad = tl.load(grad_ptr + i, mask=i < n, other=0.0)  # 0 for masked elements
         h = tl.load(h_ptr + i, mask=i < n, other=0.0)
         grad = grad * h * (1 - h)
         units = _sigmoid(x[:, None] * inner[None, :])
-        slopes = units * (1 - units) * outer[None, :] * grad[:, None]  # of the sum, in w_k x_i
+        slopes = units * (1 - units) * outer[None, :] * grad[:, None]  # derivative of the sum by w_k x_i
         tl.store(x_grad_ptr + i, tl.sum(slopes * inner[None, :], 1), mask=i < n)
         inner_grad += tl.sum(slopes * x[:, None], 0)
         outer_grad += tl.sum(units * grad[:, None], 0)
@@ -66,7 +65,7 @@ def _backward_kernel(
 
 @triton_op("sparsum::scalar_map", mutates_args={})
 def forward(x: Tensor, inner: Tensor, outer: Tensor) -> Tensor:
-    """The map of contiguous float32 numbers of any shape, with weights w and v of shape (n_hidden,)."""
+    """Apply the network to a contiguous float32 tensor of any shape, with weights w and v of shape (n_hidden,)."""
     h, n = torch.empty_like(x), x.numel()
     if n:
         hidden = triton.next_power_of_2(len(inner))
@@ -77,7 +76,7 @@ def forward(x: Tensor, inner: Tensor, outer: Tensor) -> Tensor:
 
 @triton_op("sparsum::scalar_map_backward", mutates_args={})
 def backward(x: Tensor, inner: Tensor, outer: Tensor, h: Tensor, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x, w and v, where ``h`` is what `forward` returned."""
+    """The gradients of x, w and v, given the output ``h`` of `forward`."""
     x_grad, n = torch.empty_like(x), x.numel()
     n_programs = triton.cdiv(n, _BLOCK * _BLOCKS_PER_PROGRAM)
     partial = x.new_empty(n_programs, 2, len(inner))

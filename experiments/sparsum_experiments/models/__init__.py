@@ -1,1 +1,1 @@
-"""What the experiments are built of: networks, likelihoods, estimators of their own, and measures."""
+"""Building blocks of the experiments: networks, likelihoods, estimators and metrics."""

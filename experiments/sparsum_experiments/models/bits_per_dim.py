@@ -1,4 +1,4 @@
-r"""How many bits per pixel an image takes under a model whose codes are bit vectors: :math:`-\log_2 p(x)`, in three ways."""
+r"""Bits per pixel under a model with latent bit vectors: three estimates of :math:`-\log_2 p(x)`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sparsum_experiments.models.importance import (
     proposal_logits,
 )
 
-#: What the scores are multiplied by, one number per model, chosen on validation data.
+#: Candidate factors of the proposal's scores; one is selected per model, on validation data.
 SHARPNESSES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 
 
@@ -30,17 +30,17 @@ class BitModel(Protocol):
     """A model whose latent variable is a bit vector."""
 
     def scores(self, x: Tensor) -> Tensor:
-        """What the posterior is made from: (n_rows, n_bits)."""
+        """The scores of the posterior: (n_rows, n_bits)."""
 
     def posterior(self, x: Tensor, generator: torch.Generator) -> Distribution:
-        """The distribution of z given each observation."""
+        """The distribution q(z | x) of each observation."""
 
     def log_joint(self, x: Tensor) -> LogJoint:
-        """The logarithm of p(x, z)."""
+        """The log-density log p(x, z)."""
 
 
 class _Work:
-    """What there is to do, and which part of it is done: told after each batch, or more often."""
+    """Reports the fraction of the work that is done."""
 
     def __init__(self, amount: float, progress: Callable[[float], None] | None) -> None:
         self.amount, self.progress, self.done = amount, progress, 0.0
@@ -51,7 +51,7 @@ class _Work:
             self.progress(min(self.done / self.amount, 1.0))
 
     def in_batches(self, images: Tensor, size: int, estimate: Callable[[Tensor], LogLikelihood]) -> LogLikelihood:
-        """Estimate for all images; each is a work of 1."""
+        """Estimate batch by batch; each image is one unit of work."""
         parts = []
         for part in images.split(size):
             parts.append(estimate(part))
@@ -69,29 +69,28 @@ def bits_per_dim(
     n_annealed: int = 0,
     progress: Callable[[float], None] | None = None,
 ) -> dict[str, float]:
-    r"""The mean of :math:`-\log_2 p(x)` per pixel: the paper's way, with samples from a `proposal`, and by annealing them.
+    r"""Estimate the mean of :math:`-\log_2 p(x)` per pixel by the paper's method, importance sampling and annealing.
 
     Args:
         model: in evaluation mode.
         x: the images.
-        held_out: others, on which the sharpness of the proposal is chosen.
-        sampling: how the first two ways are sampled.
-        batch_size: how many images to do at a time.
-        n_annealed: for how many images, the first ones, to walk chains: 0 or at least 2. Each takes as long as 8,000
-            samples.
-        progress: is told which part is done, from 0 to 1.
+        held_out: other images, on which the sharpness of the `proposal` is selected.
+        sampling: the settings of the first two estimates.
+        batch_size: images per batch.
+        n_annealed: how many images, the first ones, to anneal: 0 or at least 2. Each costs as much as 8,000 samples.
+        progress: called with the fraction of the work that is done.
 
     Returns:
-        ``bits_per_dim_paper``, ``bits_per_dim_proposal``, their standard errors ``..._se``, which are those of the sampling
-        and not of the choice of images, and the ``sharpness``; with ``n_annealed`` also ``bits_per_dim_annealed``, which is
-        for all images, too (see `annealed_mean`), its ``..._se``, and ``n_annealed``.
+        ``bits_per_dim_paper``, ``bits_per_dim_proposal``, their standard errors ``..._se`` and the ``sharpness``; with
+        ``n_annealed`` also ``bits_per_dim_annealed``, which is for all images (see `annealed_mean`), its ``..._se``, and
+        ``n_annealed``. The first two errors are those of the sampling, not of the choice of images.
     """
     if sampling.n_samples < 2:
         raise ValueError(f"n_samples must be at least 2, got {sampling.n_samples}")
     if n_annealed < 0 or n_annealed == 1:
         raise ValueError(f"n_annealed must be 0 or at least 2, got {n_annealed}")
     annealing, first = Annealing(sampling.generator), x[:n_annealed]
-    step = annealing.n_chains / sampling.n_samples  # the work of an image's chains, where that of its samples is 1
+    step = annealing.n_chains / sampling.n_samples  # of an image, relative to all of its samples
     work = _Work(len(SHARPNESSES) * len(held_out) + 2 * len(x) + (step * annealing.n_steps + 1) * len(first), progress)
 
     def by_posterior(part: Tensor) -> LogLikelihood:
@@ -123,13 +122,13 @@ def annealed_mean(
     annealed: LogLikelihood,  # of the first m rows
     sampled: LogLikelihood,  # of all n rows
 ) -> tuple[float, float]:
-    """The mean over all rows of what annealing finds, and its standard error, where only the first rows were annealed.
+    """Estimate the mean of the annealed log-likelihood over all rows, and its standard error, from the first m rows.
 
-    To the mean of the samples of all rows comes what annealing adds to it in the first ones. This differs from row to row
-    far less than the likelihood itself. The error takes the first rows for ones that were chosen at random.
+    A control variate: the mean gain of annealing on the first rows is added to the sampled mean of all rows. The gain varies
+    far less between rows than the likelihood. The error assumes that the first rows were chosen at random.
     """
     m, n = len(annealed.value), len(sampled.value)
     gain = annealed.value - sampled.value[:m]
-    # The differences between rows hold the noise of the chains as well, so that all of it is counted for m = n alone.
+    # The variance between rows includes the noise of the chains, which is added in full only if m = n.
     by_choice = gain.std().item() * math.sqrt((1 - m / n) / m) if m < n else 0.0
     return sampled.mean()[0] + gain.mean().item(), math.hypot(by_choice, math.sqrt(m / n) * annealed.mean()[1])

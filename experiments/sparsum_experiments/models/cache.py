@@ -16,15 +16,18 @@ import torch
 
 from sparsum_experiments.files import read_tensors, write_tensors
 
-# After this long a run says that it waits for another one.
+# How long a run waits for another one before it prints a message.
 _WAIT_SECONDS = 1.0
+_NOT_KEPT = "the warm start is not kept: set SPARSUM_CACHE to a folder that can be written"
 
 
 def cache_folder() -> pathlib.Path | None:
     """$SPARSUM_CACHE, or sparsum in the user's cache folder; None for a user without a home folder."""
-    default = platformdirs.user_cache_path("sparsum", appauthor=False)
-    folder = pathlib.Path(os.environ.get("SPARSUM_CACHE") or default)
-    return folder / "warm-starts" if folder.is_absolute() or "SPARSUM_CACHE" in os.environ else None
+    try:
+        folder = os.environ.get("SPARSUM_CACHE") or platformdirs.user_cache_path("sparsum", appauthor=False)
+    except RuntimeError:
+        return None
+    return pathlib.Path(folder) / "warm-starts"
 
 
 def cached(
@@ -46,16 +49,18 @@ def cached(
     key = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=10).hexdigest()
     folder = cache_folder()
     if folder is None:
-        say("there is no home folder, so the warm start is not kept: set SPARSUM_CACHE to a folder to keep it")
+        say(f"{_NOT_KEPT} (there is no home folder)")
         return make()
     file = folder / f"{name}-{key}.pt"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(file.with_suffix(".lock"), say):
-            return _read_or_make(file, settings, make, say, device)
-    except PermissionError as error:
-        say(f"the cache cannot be written ({error}), so the warm start is not kept: set SPARSUM_CACHE to another folder")
+        lock = file.with_suffix(".lock")
+        lock.touch()
+    except OSError as error:
+        say(f"{_NOT_KEPT} ({error})")
         return make()
+    with _locked(lock, say):
+        return _read_or_make(file, settings, make, say, device)
 
 
 def _read_or_make(
@@ -71,10 +76,13 @@ def _read_or_make(
             say(f"warm start from {file}")
             return weights
         except (LookupError, ValueError) as error:
-            say(f"{error}; it is computed again")
+            say(f"{error}; recomputing it")
     weights = make()
-    write_tensors(file, {"settings": dict(settings), "weights": weights})
-    say(f"warm start kept in {file}")
+    try:
+        write_tensors(file, {"settings": dict(settings), "weights": weights})
+        say(f"warm start saved to {file}")
+    except OSError as error:
+        say(f"{_NOT_KEPT} ({error})")
     return weights
 
 

@@ -1,11 +1,11 @@
-r"""How probable an observation is under a model with too many latent bit vectors to sum over.
+r"""Importance sampling of log p(x) for models with too many latent bit vectors to enumerate.
 
 .. math:: p(x) = \sum_{z \in \{0, 1\}^D} p(x, z)
 
-Both ways are unbiased estimates of p(x); their logarithms are low on average, and come with standard errors. `from_samples`
-draws z from a distribution that has mass everywhere. `from_atoms` adds up the atoms of a sparse posterior, which has not,
-and samples the rest of the sum, without counting an atom twice. Sums are made in log space and float64, and the model is
-asked for a bounded number of assignments at a time. No standard error knows of mass where no sample has fallen.
+Both estimates of p(x) are unbiased; their logarithms are biased downwards and come with standard errors. `from_samples`
+draws z from a distribution with full support. `from_atoms` sums over the atoms of a sparse posterior and samples the rest of
+the sum, so that no atom is counted twice. Sums are computed in log space and float64; the model evaluates a bounded number
+of assignments at a time. A standard error does not account for mass that no sample has hit.
 
 References:
     - Efficient marginalization of discrete and structured latent variables via sparsity (Correia, Niculae, Aziz & Martins,
@@ -26,10 +26,10 @@ from torch.distributions import Distribution
 import sparsum as sp
 from sparsum.segments import Segments
 
-#: log p(x, z) of packed assignments, (n, n_bits), each with the observation of its own row, (n,): (n,).
+#: log p(x, z) of packed assignments (n, n_bits) and the observations given by their rows (n,): (n,).
 LogJoint = Callable[[Tensor, Tensor], Tensor]
 
-#: The largest score that counts: beyond it a bit is flipped once in 400 samples, at a sharpness of 1.
+#: Scores are clamped to this absolute value, at which a bit is flipped once in 400 samples if the sharpness is 1.
 MAX_SCORE = 6.0
 
 
@@ -37,25 +37,25 @@ class LogLikelihood(NamedTuple):
     """Estimates of log p(x), one per row."""
 
     value: Tensor  # shape: (n_rows,), float64
-    standard_error: Tensor  # shape: (n_rows,), of the sampling alone
+    standard_error: Tensor  # shape: (n_rows,), of the sampling
 
     @classmethod
     def concatenate(cls, parts: list[LogLikelihood]) -> LogLikelihood:
-        """The estimates of several batches."""
+        """Concatenate the estimates of several batches."""
         return cls(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
     def mean(self) -> tuple[float, float]:
-        """The mean over the rows, and its standard error, the rows being sampled independently."""
+        """The mean over rows and its standard error; rows are sampled independently."""
         return self.value.mean().item(), self.standard_error.norm().item() / len(self.value)
 
 
 class Sampling(NamedTuple):
-    """How an estimate is sampled.
+    """The settings of importance sampling.
 
     Args:
-        n_samples: how many samples each row gets, at least 2.
-        generator: where they come from.
-        n_at_once: how many assignments of all rows together are evaluated at a time; at least one per row is.
+        n_samples: samples per row, at least 2.
+        generator: the source of all noise.
+        n_at_once: assignments, of all rows together, to evaluate at a time; at least one per row is evaluated.
     """
 
     n_samples: int
@@ -63,14 +63,14 @@ class Sampling(NamedTuple):
     n_at_once: int
 
     def portions(self, n_rows: int) -> Iterator[int]:
-        """How many samples per row to take at a time."""
+        """The numbers of samples per row to draw at a time."""
         n_each = max(1, self.n_at_once // max(1, n_rows))
         for begin in range(0, self.n_samples, n_each):
             yield min(n_each, self.n_samples - begin)
 
 
 def log_likelihood(log_joint: LogJoint, posterior: Distribution, sampling: Sampling) -> LogLikelihood:
-    """Estimate as the paper does: by samples from a dense posterior, by the atoms of a sparse one and samples elsewhere."""
+    """The paper's estimate: `from_atoms` for a sparse posterior, `from_samples` for a dense one."""
     if isinstance(posterior, sp.SparseDistribution):
         return from_atoms(log_joint, posterior, sampling)
     if isinstance(posterior, sp.Gibbs):
@@ -82,16 +82,16 @@ def proposal(
     scores: Tensor,  # shape: (n_rows, n_bits)
     sharpness: float,
 ) -> sp.Gibbs:
-    r"""Independent bits around what a posterior with these scores believes: logits :math:`a \min(\max(t, -6), 6)`.
+    r"""Independent bits with logits :math:`a \min(\max(t, -6), 6)`, where t are the scores and a is the sharpness.
 
-    The neighbours of an atom explain the observation, too: for a sparse posterior this is a better place to sample from than
-    the whole rest.
+    Neighbours of an atom also explain the observation, so for a sparse posterior this is a better proposal than the uniform
+    distribution outside its support.
     """
     return sp.Gibbs(proposal_logits(scores, sharpness), sp.Bits(scores.shape[-1]))
 
 
 def proposal_logits(scores: Tensor, sharpness: float) -> Tensor:
-    """The logits of the bits of a proposal: (n_rows, n_bits)."""
+    """The logits of `proposal`: (n_rows, n_bits)."""
     return scores.clamp(-MAX_SCORE, MAX_SCORE) * sharpness
 
 
@@ -106,11 +106,11 @@ def from_samples(log_joint: LogJoint, q: sp.Gibbs, sampling: Sampling) -> LogLik
 
 
 def from_atoms(log_joint: LogJoint, q: sp.SparseDistribution, sampling: Sampling) -> LogLikelihood:
-    r"""The terms of the atoms A, and the mean of the others by samples from the uniform distribution outside of A.
+    r"""Sum over the atoms A, and sample uniformly outside of A.
 
     .. math:: \log \Bigl( \sum_{z \in A} p(x, z) + (2^D - |A|) \frac1S \sum_s p(x, z_s) \Bigr), \quad z_s \notin A
 
-    The probabilities of the atoms do not enter.
+    The probabilities of the atoms are not used.
     """
     n_rows, n_bits = q.batch_shape.numel(), q.event_shape[0]
     lengths = q.n_atoms_per_row.reshape(-1)
@@ -119,17 +119,17 @@ def from_atoms(log_joint: LogJoint, q: sp.SparseDistribution, sampling: Sampling
     inside = Segments.from_row(q.row, n_rows).logsumexp(terms)
     portions = (draw_outside(q, n, sampling.generator) for n in sampling.portions(n_rows))
     mean = log_mean(torch.cat([_values(log_joint, samples) for samples in portions], 1))
-    log_n_others = n_bits * math.log(2) + torch.log1p(-lengths.double() * 2.0**-n_bits)  # -inf if there are none
+    log_n_others = n_bits * math.log(2) + torch.log1p(-lengths.double() * 2.0**-n_bits)  # -inf if A is everything
     value = torch.logaddexp(inside, log_n_others + mean.value)
-    # By the delta method: the error of a sum's logarithm is that of its sampled part, times the share of that part.
+    # Delta method: the relative error of the sampled part, times its share of the sum.
     share = (log_n_others + mean.value - value).exp()
     return LogLikelihood(value, share * mean.standard_error)
 
 
 def draw_outside(q: sp.SparseDistribution, n: int, generator: torch.Generator) -> Tensor:
-    """Uniform bit vectors that are no atoms of their row, by rejection: (n_rows, n, n_bits).
+    """Sample uniform bit vectors that are not atoms of their row, by rejection: (n_rows, n, n_bits).
 
-    In a row whose atoms are all there are, nothing is rejected.
+    If all bit vectors are atoms of a row, nothing is rejected.
     """
     atoms, n_bits = _padded(q), q.event_shape[0]
     has_others = (q.n_atoms_per_row.reshape(-1, 1).double() < 2.0**n_bits).to(atoms.device)
@@ -145,7 +145,7 @@ def draw_outside(q: sp.SparseDistribution, n: int, generator: torch.Generator) -
 
 
 def _padded(q: sp.SparseDistribution) -> Tensor:
-    """The atoms of each row, the last of a row repeated as often as needed: (n_rows, largest number, n_bits)."""
+    """The atoms of each row, padded by repeating the last one: (n_rows, max_atoms, n_bits)."""
     lengths = q.n_atoms_per_row.reshape(-1, 1)
     place = torch.arange(int(lengths.max()), device=lengths.device).minimum(lengths - 1)
     return q.atoms[lengths.cumsum(0) - lengths + place]
@@ -155,17 +155,17 @@ def is_among(
     samples: Tensor,  # shape: (n_rows, n, n_bits)
     atoms: Tensor,  # shape: (n_rows, m, n_bits)
 ) -> Tensor:
-    r"""Whether samples equal an atom of their row, (n_rows, n), without comparing all bits of all pairs.
+    r"""Whether samples equal an atom of their row, (n_rows, n), computed by one matrix product.
 
-    :math:`z^\top (2 a - 1)` counts the ones that z has in common with a, less those that a has not: at most the ones of a,
-    and as many only if z = a. Sums of so few ones are exact.
+    :math:`z^\top (2 a - 1)` counts the ones that z shares with a, minus those that a lacks. It is at most the number of ones
+    in a, with equality only if z = a. Sums of so few ones are exact in floating point.
     """
     agreement = samples @ (2 * atoms - 1).transpose(1, 2)
     return (agreement == atoms.sum(-1).unsqueeze(1)).any(-1)
 
 
 def _values(log_density: LogJoint, samples: Tensor) -> Tensor:
-    """A log-density of the samples of each row: (n_rows, n, n_bits) -> (n_rows, n)."""
+    """Evaluate a log-density at the samples of each row: (n_rows, n, n_bits) -> (n_rows, n)."""
     n_rows, n = samples.shape[:2]
     row = torch.arange(n_rows, device=samples.device).repeat_interleave(n, output_size=n_rows * n)
     return log_density(samples.flatten(0, 1), row).double().reshape(n_rows, n)
@@ -174,11 +174,11 @@ def _values(log_density: LogJoint, samples: Tensor) -> Tensor:
 def log_mean(
     values: Tensor,  # shape: (n_rows, n_samples), logarithms
 ) -> LogLikelihood:
-    r"""The logarithm of a mean, and its standard error by the delta method: that of the mean, relative to the mean.
+    r"""The logarithm of a mean, and its standard error by the delta method.
 
     .. math:: \sqrt{\frac{S \sum_s w_s^2 / (\sum_s w_s)^2 - 1}{S - 1}}
 
-    It is at most 1, where one sample outweighs all others: then it says that the estimate is not to be trusted.
+    The error is at most 1, which it reaches when one sample outweighs all others and the estimate is unreliable.
     """
     n_samples = values.shape[1]
     total = values.logsumexp(1)

@@ -1,4 +1,4 @@
-"""Networks that several experiments are built of."""
+"""Layers and the optimiser that several experiments share."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch.nn import functional
 
 from sparsum import kernels
 
-# Blocks of this many rows stay in the cache of a CPU, and their memory is used again: four times as fast as all at once.
+# Rows per block on a CPU: blocks fit into the cache and reuse its memory, which is four times as fast as one pass.
 _MAPPED_AT_ONCE = 8
-# In a running mean. Nothing holds the mean where it is, so that one over more batches would come too late.
+# Weight of a batch in the running mean. The mean drifts freely in training, so an average over more batches would lag.
 _WEIGHT_OF_A_BATCH = 0.1
 
 
 def perceptron(*sizes: int) -> torch.nn.Sequential:
-    """Linear layers of these sizes, with ReLU between them."""
+    """Linear layers of the given sizes with ReLU in between."""
     layers: list[torch.nn.Module] = []
     for before, after in itertools.pairwise(sizes):
         layers += [torch.nn.Linear(before, after), torch.nn.ReLU()]
@@ -27,12 +27,9 @@ def perceptron(*sizes: int) -> torch.nn.Sequential:
 
 
 class ScalarMap(torch.nn.Module):
-    r"""A network from one number to one number, the same for all: :math:`h = \sigma(v^\top \sigma(w x))`.
+    r"""A scalar network, applied elementwise: :math:`h = \sigma(v^\top \sigma(w x))`.
 
-    On a GPU the hidden units of all numbers are never in memory.
-
-    Args:
-        n_hidden: how many units it has.
+    On a GPU, the hidden units are not stored in memory.
     """
 
     def __init__(self, n_hidden: int) -> None:
@@ -44,12 +41,12 @@ class ScalarMap(torch.nn.Module):
         self,
         x: Tensor,  # shape: (n, *rest)
     ) -> Tensor:
-        """Each number mapped, in the shape of ``x``."""
+        """Apply the network to each element; the shape stays."""
         return _map_numbers(x, self.inner.weight, self.outer.weight)
 
 
 class _Mapped(torch.autograd.Function):
-    """`ScalarMap` by kernels that compute the hidden units again for the gradient."""
+    """`ScalarMap` by kernels that recompute the hidden units in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, inner: Tensor, outer: Tensor) -> Tensor:
@@ -81,7 +78,7 @@ def _map_numbers(
     inner: Tensor,  # shape: (n_hidden, 1)
     outer: Tensor,  # shape: (1, n_hidden)
 ) -> Tensor:
-    """Each number mapped, in the shape of ``x``; differentiable."""
+    """Apply the network to each element; differentiable."""
     blocks = x.split(_MAPPED_AT_ONCE) if x.device.type == "cpu" else (x,)
     return torch.cat([_map_block(block, inner, outer) for block in blocks])
 
@@ -107,7 +104,7 @@ def _pull_in_registers(
 
 @kernels.operation("scalar_map_backward", kernel=_pull_in_registers, takes=_is_single_gradient, is_traceable=True)
 def _pull_numbers(
-    grad: Tensor,  # shape: (*batch), of what the numbers are mapped to
+    grad: Tensor,  # shape: (*batch), of the output
     x: Tensor,  # shape: (*batch)
     inner: Tensor,  # shape: (n_hidden,)
     outer: Tensor,  # shape: (n_hidden,)
@@ -121,14 +118,11 @@ def _pull_numbers(
 
 
 class Centred(torch.nn.Module):
-    """Takes the mean over a batch away from each column; outside of training, a running mean over the last batches.
+    """Subtracts each column's batch mean in training, and a running mean of recent batches in evaluation.
 
-    The score of a bit can drift to one side for all examples. Then its bit is the same in all assignments that a sum over a
-    few of them looks at: nothing tells any more that another value would be better, and a bit of the code is lost. With a
-    mean of zero, no score is on one side for a whole batch. Numbers that are not finite stay in their rows.
-
-    Args:
-        n_columns: how many columns there are.
+    The score of a bit can drift to one sign for all examples. Then the bit has the same value in every atom of a sparse sum,
+    no gradient shows that the other value would be better, and the code loses a bit. With zero mean, no score has the same
+    sign for a whole batch. Non-finite values do not affect other rows.
     """
 
     mean: Tensor
@@ -144,7 +138,7 @@ class Centred(torch.nn.Module):
         self,
         x: Tensor,  # shape: (n, n_columns)
     ) -> Tensor:
-        """The columns without their means, in the shape of ``x``."""
+        """Subtract the mean from each column; the shape stays."""
         if not self.training:
             return x - self.mean
         mean = x.where(x.isfinite(), torch.nan).nanmean(0)
@@ -152,7 +146,7 @@ class Centred(torch.nn.Module):
         return x - mean
 
     def keep(self) -> None:
-        """Remember the mean of the last batch. Not done by the call itself: a step on a GPU may begin anew."""
+        """Update the running mean with the last batch. Not part of `forward`, since a step on a GPU may be restarted."""
         if self._of_batch is not None:
             self.n_kept += 1
             self.mean.lerp_(self._of_batch, self.n_kept.reciprocal().clamp(min=_WEIGHT_OF_A_BATCH))
@@ -160,7 +154,7 @@ class Centred(torch.nn.Module):
 
 
 def adam(model: torch.nn.Module, lr: float, weight_decay: float = 0.0) -> torch.optim.Adam:
-    """Adam for all parameters that learn, in one fused kernel that a GPU can record."""
+    """Fused Adam for all trainable parameters; on a GPU its step can be captured."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    is_recordable = all(parameter.is_cuda for parameter in parameters)
-    return torch.optim.Adam(parameters, lr=lr, weight_decay=weight_decay, fused=True, capturable=is_recordable)
+    is_capturable = all(parameter.is_cuda for parameter in parameters)
+    return torch.optim.Adam(parameters, lr=lr, weight_decay=weight_decay, fused=True, capturable=is_capturable)

@@ -1,7 +1,7 @@
-r"""The likelihood of images whose pixels are categorical, without ever holding the logits of all of them.
+r"""Log-likelihood of images with categorical pixels, without storing the logits of all pixels.
 
-A decoder gives each pixel a few features f, and one linear map, shared by all pixels, turns them into the logits of the grey
-levels. For an image x the logits are many and what is wanted is a single number,
+A decoder gives each pixel a few features f; one linear map, shared by all pixels, turns them into the logits of the grey
+levels. An image x has many logits, but only one number is needed:
 
 .. math:: \log p(x) = \sum_i \ell_{i, x_i}, \qquad \ell_i = \log \mathrm{softmax}(W f_i + b) .
 
@@ -11,8 +11,8 @@ Its derivatives, with :math:`e` the unit vector of the observed level and :math:
     \frac{\partial}{\partial W} = \sum_i (e_{x_i} - \pi_i) f_i^\top, \quad
     \frac{\partial}{\partial b} = \sum_i (e_{x_i} - \pi_i) .
 
-All need the same exponentials. So the forward pass computes them once, for a few images at a time, and keeps the
-derivatives, which are small, instead of the logits; what is left to backward is to scale them. On a GPU two kernels do it.
+All of them need the same exponentials. The forward pass computes these once, for a few images at a time, and saves the
+derivatives, which are small, instead of the logits; the backward pass only scales them. On a GPU, two kernels do this.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from torch.nn import functional
 
 from sparsum import kernels
 
-#: The logits that are there at a time, in bytes. On a CPU they stay in the cache, which makes all passes over them cheap; a
-#: GPU waits for the launches of kernels unless each has much to do (an H200 takes three times as long with 2**25).
+#: Bytes of logits per chunk. On a CPU, chunks fit into the cache, so that passes over them are cheap; on a GPU, small chunks
+#: are bound by kernel launches (an H200 takes three times as long with 2**25).
 CPU_BYTES, OTHER_BYTES = 2**22, 2**27
 
 
@@ -42,16 +42,16 @@ def pixel_log_likelihood(
 
     .. math:: \sum_i \log \mathrm{softmax}(W f_i + b)_{x_i}
 
-    Differentiable once. Half precision is computed in float32, also under autocast.
+    Differentiable once. Inputs in half precision are computed in float32, also under autocast.
 
     >>> x = torch.tensor([[0, 1, 1]], dtype=torch.uint8)
     >>> pixel_log_likelihood(torch.zeros(1, 3, 5), torch.ones(2, 5), torch.zeros(2), x)  # 3 log(1/2)
     tensor([-2.0794])
 
     Args:
-        features: what the decoder says of each pixel.
+        features: the output of the decoder.
         weight: of the linear map from features to logits.
-        bias: of the same.
+        bias: of the same map.
         x: the observed grey levels, each less than n_levels.
     """
     dtype = torch.float32 if torch.finfo(features.dtype).bits == 16 else features.dtype
@@ -68,11 +68,11 @@ class _Evaluated(NamedTuple):
 
     value: Tensor  # shape: (n,)
     by_features: Tensor | None  # shape: (n, n_pixels, rank)
-    by_map: Tensor | None  # shape: (n * n_parts, rank + 1, n_levels), in weight and, in the last place, bias
+    by_map: Tensor | None  # shape: (n * n_parts, rank + 1, n_levels), by weight and, last, by bias
 
 
 class _LogLikelihood(torch.autograd.Function):
-    """The likelihood with derivatives that were found together with it."""
+    """The log-likelihood; its derivatives are computed in the forward pass."""
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class _LogLikelihood(torch.autograd.Function):
         of_features = None if by_features is None else by_features * grad[:, None, None]
         if by_map is None:
             return of_features, None, None, None
-        # Images first, parts after: the product then has many columns and few rows, which is what a GPU does in parallel.
+        # Sum over images before parts: the product then has many columns, which a GPU computes in parallel.
         n_parts = len(by_map) // max(len(grad), 1)
         per_part = grad @ by_map.view(len(grad), n_parts * math.prod(by_map.shape[1:]))
         of_map = per_part.view(n_parts, *by_map.shape[1:]).sum(0)
@@ -105,7 +105,7 @@ def _is_small_map(features: Tensor, weight: Tensor, *_: object) -> bool:
 def _evaluate_in_registers(
     features: Tensor, weight: Tensor, bias: Tensor, x: Tensor, needs_features: bool, needs_map: bool
 ) -> _Evaluated:
-    """Two launches, or an operator in a graph; the derivative in the map comes in several parts of each image."""
+    """Launch two kernels, or add an operator to a graph; the derivative by the map comes in several parts per image."""
     from sparsum_experiments.kernels import likelihood
 
     is_launched = not torch.compiler.is_compiling() and kernels.is_unobserved(features)
@@ -116,7 +116,7 @@ def _evaluate_in_registers(
 
 @kernels.operation("pixel_log_likelihood", kernel=_evaluate_in_registers, takes=_is_small_map, is_traceable=True)
 def evaluate(features: Tensor, weight: Tensor, bias: Tensor, x: Tensor, needs_features: bool, needs_map: bool) -> _Evaluated:
-    """Everything in one pass, a few images at a time."""
+    """Compute the log-likelihood and its derivatives in one pass, a few images at a time."""
     (n, n_pixels, rank), n_levels = features.shape, len(bias)
     value = features.new_empty(n)
     by_features = features.new_empty(features.shape) if needs_features else None
@@ -132,12 +132,12 @@ def evaluate(features: Tensor, weight: Tensor, bias: Tensor, x: Tensor, needs_fe
         value[part] = log_probs.view(-1, n_pixels).sum(1)
         if by_features is None and by_map is None:
             continue
-        surplus = probs.scatter_add_(1, observed, torch.full_like(log_probs, -1.0))  # minus what the formulas hold
-        # Both products are written with the long side last: MKL takes several times as long for their transposes.
+        surplus = probs.scatter_add_(1, observed, torch.full_like(log_probs, -1.0))  # minus (e - pi) of the formulas
+        # Both products have the long dimension last: MKL is several times slower on their transposes.
         if by_features is not None:
             by_features[part] = torch.mm(minus, surplus.t()).t().view(some.shape)
         if by_map is not None:
-            extended = functional.pad(-some, (0, 1), value=-1.0)  # the bias is the weight of a feature that is 1
+            extended = functional.pad(-some, (0, 1), value=-1.0)  # the bias is the weight of a constant feature
             torch.bmm(extended.transpose(1, 2), surplus.view(len(some), n_pixels, n_levels), out=by_map[part])
     return _Evaluated(value, by_features, by_map)
 
@@ -149,9 +149,9 @@ def _softmax(
     observed: Tensor,  # shape: (m, 1), int64
     space: Tensor,  # shape: (m, n_levels)
 ) -> tuple[Tensor, Tensor]:
-    """The log-probability of the observed levels, (m, 1), and the probabilities of all, (m, n_levels), in ``space``."""
+    """The log-probability of the observed levels, (m, 1), and all probabilities, (m, n_levels), in ``space``."""
     logits = torch.addmm(bias, features, weight.t(), out=space)
     log_probs = logits.gather(1, observed) - logits.amax(1, keepdim=True)
-    probs = torch.softmax(logits, 1, out=space)  # the fastest exponential that torch has on a CPU
-    # The largest probability is exp(0) over the sum of exponentials, so that the sum is known, whatever underflows.
+    probs = torch.softmax(logits, 1, out=space)  # the fastest exponential of torch on a CPU
+    # The largest probability is exp(0) divided by the sum of exponentials, so it gives the sum even if others underflow.
     return log_probs + probs.amax(1, keepdim=True).log(), probs

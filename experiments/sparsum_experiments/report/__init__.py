@@ -21,10 +21,3 @@ from sparsum_experiments.report.summary import summarise as summarise
 from sparsum_experiments.report.tables import rich_tables as rich_tables
 from sparsum_experiments.report.tables import sections_table as sections_table
 from sparsum_experiments.report.tables import summary_table as summary_table
-from sparsum_experiments.runs import Run as Run
-from sparsum_experiments.runs import find_runs as find_runs
-from sparsum_experiments.runs import read_evaluation as read_evaluation
-from sparsum_experiments.runs import read_folders as read_folders
-from sparsum_experiments.runs import read_run as read_run
-from sparsum_experiments.runs import read_runs as read_runs
-from sparsum_experiments.runs import rounded as rounded

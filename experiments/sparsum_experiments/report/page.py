@@ -104,7 +104,7 @@ def _files(suffix: str) -> Markup:
     """All style sheets or all scripts of the page, in the order of their names."""
     folder = importlib.resources.files("sparsum_experiments.report") / "page"
     files = sorted((file for file in folder.iterdir() if file.name.endswith(f".{suffix}")), key=lambda file: file.name)
-    return Markup("\n".join(file.read_text(encoding="utf-8") for file in files))  # noqa: S704
+    return Markup("\n".join(file.read_text(encoding="utf-8") for file in files))
 
 
 def _parts(sections: Sequence[Section], data_dir: str | None, n_bytes: int) -> list[list[Markup]]:

@@ -1,11 +1,10 @@
-"""A sweep while it goes on: one live table on a terminal, plain lines elsewhere."""
+"""The display of a sweep: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.console import Console, Group
@@ -13,127 +12,107 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from sparsum_experiments.files import printable
 from sparsum_experiments.runs import RunFolder
-from sparsum_experiments.sweep.pool import Entry, Phase
+from sparsum_experiments.sweep.launch import Entry, Phase
+from sparsum_experiments.sweep.plan import counted
 from sparsum_experiments.training.progress import in_words
 
 _TERMINAL_SECONDS = 0.5
 _PLAIN_SECONDS = 30.0
+_COLUMNS = ("epoch", "done", "loss", "calls", "left")
+
+Progress = Mapping[str, float]
 
 
-class Board:
-    """Shows a sweep: every run that is going on, and how many are done and to come.
-
-    Args:
-        console: where.
-        jobs: how many runs go on at a time.
-    """
+class Board(Live):
+    """Shows on a console the runs that are running, and how many are finished and waiting; a context manager."""
 
     def __init__(self, console: Console, jobs: int) -> None:
-        self.console, self.jobs = console, jobs
         # Drawn by whoever calls `look`: no thread beside the one that starts processes.
-        self._live = Live(console=console, auto_refresh=False, transient=True)
+        super().__init__(console=console, auto_refresh=False, transient=True)
+        self.jobs = jobs
         self._drawn_at = time.monotonic() if not console.is_terminal else 0.0
 
-    def __enter__(self) -> Self:
-        if self.console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.console.is_terminal:
-            self._live.stop()
-
     def say(self, text: str) -> None:
-        """Something has happened."""
-        self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+        """Print a message."""
+        say(self.console, text)
 
     def look(self, entries: Sequence[Entry]) -> None:
-        """Draw anew, if it is time."""
+        """Draw again, if it is time."""
         pause = _TERMINAL_SECONDS if self.console.is_terminal else _PLAIN_SECONDS
         if time.monotonic() - self._drawn_at < pause:
             return
         self._drawn_at = time.monotonic()
-        progress = {entry.run.key: progress_of(entry) for entry in entries if entry.phase is Phase.RUNNING}
-        last_line = _totals(entries, progress, self.jobs)
+        progress = {entry.run.key: _progress(entry) for entry in entries if entry.phase is Phase.RUNNING}
+        totals = _totals(entries, progress, self.jobs)
         if self.console.is_terminal:
-            self._live.update(Group(_table(entries, progress), Text(last_line)), refresh=True)
+            self.update(Group(_table(entries, progress), Text(totals)), refresh=True)
             return
-        for key, told in progress.items():
-            self.say(f"{key}: {', '.join(_cells(told))}" if told else f"{key}: starting")
-        self.say(last_line)
+        for key, found in progress.items():
+            shown = [f"{name} {cell}" for name, cell in zip(_COLUMNS, _cells(found), strict=True)] if found else ["starting"]
+            self.say(f"{key}: {', '.join(shown)}")
+        self.say(totals)
 
 
-def progress_of(entry: Entry) -> dict[str, Any]:
-    """What a run that is going on has told of itself; empty until this attempt has told something."""
-    try:
-        progress = RunFolder(entry.run.folder).progress() or {}
-    except (ValueError, OSError):
-        return {}
-    return progress if progress.get("time", 0.0) >= entry.began_at else {}
+def say(console: Console, text: str) -> None:
+    """Print a line; control characters in it, of a log or a file's name, do not reach the terminal."""
+    console.print(printable(text), highlight=False, soft_wrap=True, markup=False)
 
 
-def seconds_left(entries: Sequence[Entry], progress: dict[str, dict[str, Any]], jobs: int) -> float | None:
-    """How long all that is left will take, None as long as nothing is known.
+def _progress(entry: Entry) -> Progress:
+    """The progress that a run has written; empty until this attempt has written it."""
+    found = RunFolder(entry.run.folder).progress()
+    is_complete = found.keys() >= {"time", "epoch", "done", "loss", "calls", "seconds_left"}
+    return found if is_complete and found["time"] >= entry.began_at else {}
 
-    A run that has not begun is taken to last as long as those of its experiment and method, or as all others where there is
-    none of them.
+
+def seconds_left(entries: Sequence[Entry], progress: Mapping[str, Progress], jobs: int) -> float | None:
+    """How long the rest of a sweep will take, None if nothing is known yet.
+
+    A run that has not started is estimated by those of its experiment and method, or by all others if there are none.
     """
-    left, lengths = 0.0, list[tuple[tuple[str, str], float]]()
+    lengths: dict[tuple[str, str], list[float]] = {}
+    unknown, lefts = list[tuple[str, str]](), list[float]()
     for entry in entries:
-        told = progress.get(entry.run.key)
-        if told:
-            left += told["seconds_left"]
-            lengths.append((_kind(entry), time.time() - entry.began_at + told["seconds_left"]))
+        kind = entry.run.experiment, entry.run.method
+        if found := progress.get(entry.run.key):
+            lefts.append(found["seconds_left"])
+            lengths.setdefault(kind, []).append(time.time() - entry.began_at + lefts[-1])
+        elif entry.phase in {Phase.WAITING, Phase.RUNNING}:
+            unknown.append(kind)
         elif entry.phase is Phase.FINISHED and entry.n_attempts:
-            lengths.append((_kind(entry), entry.seconds))
-    unknown = [
-        entry for entry in entries if entry.phase in {Phase.WAITING, Phase.RUNNING} and not progress.get(entry.run.key)
-    ]
+            lengths.setdefault(kind, []).append(entry.seconds)
     if unknown and not lengths:
         return None
-    for entry in unknown:
-        alike = [seconds for kind, seconds in lengths if kind == _kind(entry)] or [each for _, each in lengths]
-        left += sum(alike) / len(alike)
-    # Towards the end there are fewer runs than jobs, and none is shared.
-    longest = max((float(told["seconds_left"]) for told in progress.values() if told), default=0.0)
-    return max(left / jobs, longest)
+    every = [seconds for each in lengths.values() for seconds in each]
+    left = sum(lefts) + sum(statistics.fmean(lengths.get(kind, every)) for kind in unknown)
+    return max([left / jobs, *lefts])  # towards the end there are fewer runs than jobs, and none is shared
 
 
-def _kind(entry: Entry) -> tuple[str, str]:
-    return entry.run.experiment, entry.run.method
-
-
-def _totals(entries: Sequence[Entry], progress: dict[str, dict[str, Any]], jobs: int) -> str:
+def _totals(entries: Sequence[Entry], progress: Mapping[str, Progress], jobs: int) -> str:
     counts = {phase: sum(entry.phase is phase for entry in entries) for phase in Phase}
     shown = ", ".join(f"{n} {phase}" for phase, n in counts.items() if n)
     left = seconds_left(entries, progress, jobs)
-    return f"{len(entries)} runs: {shown}; " + (
-        "time left not known yet" if left is None else f"about {in_words(left)} left"
-    )
+    time_left = "time left unknown" if left is None else f"about {in_words(left)} left"
+    return f"{counted(len(entries), 'run')}: {shown}; {time_left}"
 
 
-def _table(entries: Sequence[Entry], progress: dict[str, dict[str, Any]]) -> Table:
-    """The runs that are going on, and those that failed."""
+def _table(entries: Sequence[Entry], progress: Mapping[str, Progress]) -> Table:
+    """The runs that are running, and those that failed."""
     table = Table(box=box.SIMPLE_HEAD)
-    for name in ("run", "epoch", "done", "loss", "calls", "left"):
+    for name in ("run", *_COLUMNS):
         table.add_column(name, justify="left" if name == "run" else "right", overflow="fold")
     for entry in entries:
         if entry.phase is Phase.RUNNING:
-            told = progress[entry.run.key]
-            values = [part.split(" ", 1)[1] for part in _cells(told)] if told else ["starting", "", "", "", ""]
-            table.add_row(Text(entry.run.key), *values)
+            table.add_row(Text(entry.run.key), *_cells(progress[entry.run.key]))
         elif entry.phase is Phase.FAILED:
-            table.add_row(Text(entry.run.key), "failed", "", "", "", "")
+            table.add_row(Text(entry.run.key), "failed")
     return table
 
 
-def _cells(told: dict[str, Any]) -> list[str]:
-    """What a run has told, each with its name before it."""
-    return [
-        f"epoch {told['epoch'] + 1}",
-        f"done {told['done']:.0%}",
-        f"loss {told['loss']:.4g}",
-        f"calls {told['calls']:.2f}",
-        f"left {in_words(told['seconds_left'])}",
-    ]
+def _cells(found: Progress) -> list[str]:
+    if not found:
+        return ["starting"]
+    left = in_words(found["seconds_left"])
+    return [f"{found['epoch'] + 1:.0f}", f"{found['done']:.0%}", f"{found['loss']:.4g}", f"{found['calls']:.2f}", left]

@@ -1,117 +1,93 @@
 """How long the runs of a plan will take, as far as it can be known before they start.
 
-Where a run of the same work is in the folder of the sweep already, finished or not, its seconds per epoch are taken. Else a
-few steps are made here, in this process, on the device and with the threads that a run will have, and nothing of them is
-kept. That leaves out the warm start and the start of a process, takes the first steps for all (a sparse sum has other
-supports later), and knows nothing of several runs that share a GPU: it is a first idea, and is said to be one.
+Where the folder of the sweep has a run with the same cost, finished or not, its seconds per epoch are taken. Otherwise a few
+steps are measured in this process, on the device and with the threads of a run. That leaves out the warm start and the start
+of a process, takes the first steps for all (a sparse sum has other supports later), and ignores that several runs share a
+GPU: it is a rough estimate.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from sparsum_experiments.options import CommonArgs
-from sparsum_experiments.registry import make_experiment, with_defaults
-from sparsum_experiments.report import Run, read_folders
+from sparsum_experiments.registry import experiment_options, make_experiment, uses, with_defaults
+from sparsum_experiments.runs import read_folders
 from sparsum_experiments.seeds import seed_for
-from sparsum_experiments.sweep.plan import PlannedRun
-from sparsum_experiments.sweep.state import State, n_epochs_done, state_of
+from sparsum_experiments.sweep.plan import PlannedRun, State, counted, state_of
 from sparsum_experiments.training.start import fabric_for
 from sparsum_experiments.training.steps import steps_for
 
-# What does not change how much work an epoch is.
-_NO_WORK = {"seed", "lr", "weight_decay", "entropy", "temperature_decay", "temperature_every", "symbol_init"}
-_NO_WORK |= {"epochs", "warm_epochs", "warm_seed", "data_dir"}
 _MAX_STEPS = 5
-# How many steps come first: on a GPU they are recorded meanwhile.
+# How many steps come first and are not timed: on a GPU they are captured meanwhile.
 _N_UNCOUNTED = {"cpu": 1, "cuda": 4}
 _MAX_SECONDS = 2.0
 
 
-@dataclass(frozen=True)
-class RemainingTime:
-    """How far a run is, and how long it will still take.
-
-    Args:
-        run: the run.
-        state: how far it is.
-        seconds: what is left; None if nothing is known.
-        basis: what that is known from, or why not.
-    """
+class RemainingTime(NamedTuple):
+    """How far a run is, and how long it will still take."""
 
     run: PlannedRun
     state: State
-    seconds: float | None
-    basis: str
+    seconds: float | None  # None if unknown
+    basis: str  # what it is estimated from, or why it is unknown
 
 
-def estimate_plan(plan: Sequence[PlannedRun], out: pathlib.Path, n_threads: int) -> list[RemainingTime]:
-    """How long each run of a plan will still take.
-
-    Args:
-        plan: the runs.
-        out: the folder in which earlier runs are looked for.
-        n_threads: how many threads each run will have.
-    """
+def estimate_plan(
+    plan: Sequence[PlannedRun], out: pathlib.Path, n_threads: int, say: Callable[[str], None]
+) -> list[RemainingTime]:
+    """How long each run of a plan will still take with so many threads; earlier runs are looked for in ``out``."""
     known = _known_seconds(out)
     estimates = []
     for run in plan:
-        state = state_of(run)
+        state, args, found = state_of(run), run.args, run.read()
         if state is State.FINISHED:
             estimates.append(RemainingTime(run, state, 0.0, ""))
             continue
-        args = run.args
-        work = _work(run.experiment, dataclasses.asdict(args))
-        if work not in known:
-            known[work] = _measured(run.experiment, args, n_threads)
-        per_epoch, basis = known[work]
-        n_left = max(args.epochs - n_epochs_done(run), 0)
+        cost = _cost(run.experiment, args.model_dump())
+        if cost not in known:
+            say(f"measuring a few steps like those of {run.key} ...")
+            known[cost] = _measured(run.experiment, args, n_threads)
+        per_epoch, basis = known[cost]
+        n_left = max(args.epochs - len(found.lines if found else []), 0)
         estimates.append(RemainingTime(run, state, None if per_epoch is None else per_epoch * n_left, basis))
     return estimates
 
 
-def _work(experiment: str, args: dict[str, Any]) -> str:
-    """The same for runs whose epochs are the same work."""
-    return repr((experiment, sorted((name, value) for name, value in args.items() if name not in _NO_WORK)))
+def _cost(experiment: str, args: Mapping[str, Any]) -> str:
+    """The same for runs whose epochs take equally long."""
+    free = {option.name for option in experiment_options(experiment).values() if not option.changes_cost}
+    costly = {name for name in args if name not in free and uses(experiment, args["method"], name)}
+    return repr((experiment, [(name, args[name]) for name in sorted(costly)]))
 
 
 def _known_seconds(out: pathlib.Path) -> dict[str, tuple[float | None, str]]:
-    """Seconds per epoch of the runs below a folder, by their work."""
-    groups: dict[str, list[Run]] = {}
-    for record in read_folders([out])[0] if out.exists() else []:
-        args = with_defaults(record.experiment, record.args)
-        groups.setdefault(_work(record.experiment, args), []).append(record)
-    known: dict[str, tuple[float | None, str]] = {}
-    for work, records in groups.items():
-        lines = [line for record in records for line in record.lines]
-        if lines:
-            seconds = sum(line["seconds"] + line.get("validation_seconds", 0.0) for line in lines) / len(lines)
-            known[work] = seconds, f"{len(lines)} epochs done before"
-    return known
+    """Seconds per epoch of the runs below a folder, by their cost."""
+    groups: dict[str, list[float]] = {}
+    for run in read_folders([out])[0] if out.exists() else []:
+        seconds = groups.setdefault(_cost(run.experiment, with_defaults(run.experiment, run.args)), [])
+        seconds += [line.get("seconds", 0.0) + line.get("validation_seconds", 0.0) for line in run.lines]
+    return {cost: (sum(each) / len(each), counted(len(each), "earlier epoch")) for cost, each in groups.items() if each}
 
 
 def _measured(name: str, args: CommonArgs, n_threads: int) -> tuple[float | None, str]:
-    """Seconds per epoch by a few steps; a run that cannot even do these has no estimate, and the reason is told."""
+    """Seconds per epoch from a few steps, or None and why they fail."""
     n_before = torch.get_num_threads()
     torch.set_num_threads(n_threads)
     try:
-        seconds, n_steps, n_all = _time_steps(name, args)
+        return _time_steps(name, args)
     except (RuntimeError, ValueError, OSError) as error:
-        return None, f"unknown: {error}"
+        return None, str(error)
     finally:
         torch.set_num_threads(n_before)
-    return seconds / n_steps * n_all, f"{n_steps} steps measured"
 
 
-def _time_steps(name: str, args: CommonArgs) -> tuple[float, int, int]:
-    """The seconds of some steps, how many they were, and how many an epoch has; the first ones are not counted."""
+def _time_steps(name: str, args: CommonArgs) -> tuple[float, str]:
     fabric = fabric_for(args)
     experiment = make_experiment(name, args, fabric.device)
     steps = steps_for(experiment, fabric)
@@ -124,4 +100,4 @@ def _time_steps(name: str, args: CommonArgs) -> tuple[float, int, int]:
                 begin = time.monotonic()
             steps.take(order, 0).objective.item()  # waits for a GPU
             n_done += 1
-    return time.monotonic() - begin, n_done, experiment.n_steps
+    return (time.monotonic() - begin) / n_done * experiment.n_steps, f"{counted(n_done, 'step')} measured"

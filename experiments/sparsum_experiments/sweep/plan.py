@@ -1,60 +1,64 @@
-"""Which runs a sweep has: methods x grid x seeds."""
+"""The runs of a sweep, methods x grid x seeds, and how far each of them is."""
 
 from __future__ import annotations
 
+import enum
 import itertools
 import math
 import pathlib
-import typing
+import re
 import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sparsum_experiments import registry
 from sparsum_experiments.errors import UsageError
-from sparsum_experiments.options import CommonArgs, as_flag
-from sparsum_experiments.registry import args_class, experiment_class, make_args, train_options
+from sparsum_experiments.options import CommonArgs, Option, as_flag
+from sparsum_experiments.runs import Run, RunFolder, read_run
 
-# What a grid cannot hold, and why.
+# What a grid cannot have, and why.
 _NOT_IN_GRID = {
     "method": "methods are given by --methods",
     "seed": "seeds are given by --seeds",
-    "data": "values on different data cannot be compared; make a sweep for each",
+    "data": "metrics on different data cannot be compared; run a sweep for each data set",
 }
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run that is to be made.
-
-    Args:
-        experiment: its name.
-        method: how the sum is made.
-        options: all that `sparsum train` will be told, seed included.
-        setting: the values of the grid among them.
-        folder: where it goes.
-        key: its name among the runs of the plan, which is its folder seen from that of the sweep.
-        is_evaluated: whether it is measured on the test data when it is trained.
-    """
+    """A run of a sweep."""
 
     experiment: str
     method: str
-    options: Mapping[str, Any]
-    setting: Mapping[str, Any]
+    options: Mapping[str, Any]  # all options of `sparsum train`, including the seed
+    setting: Mapping[str, Any]  # those of them that the grid gives
     folder: pathlib.Path
-    key: str
-    is_evaluated: bool = False
+    key: str  # its name within the plan: its folder relative to that of the sweep
+    is_evaluated: bool = False  # on the test data, after training
 
     @property
     def args(self) -> CommonArgs:
-        """The arguments, presets included."""
-        return make_args(self.experiment, self.method, dict(self.options))
+        """The config, including presets."""
+        return registry.make_args(self.experiment, self.method, dict(self.options))
+
+    @property
+    def log_file(self) -> pathlib.Path:
+        """The output of the run's process."""
+        return self.folder / "log.txt"
 
     def arguments(self) -> list[str]:
         """What comes after `sparsum train`, without ``--resume``."""
         given = {name: value for name, value in self.options.items() if value is not None}
-        typed = [text for name, value in given.items() for text in (as_flag(name), str(value))]
-        return [self.experiment, self.method, *typed, "--out", str(self.folder)]
+        words = [word for name, value in given.items() for word in (as_flag(name), str(value))]
+        return [self.experiment, self.method, *words, "--out", str(self.folder)]
+
+    def read(self) -> Run | None:
+        """What the run has measured; None if it was not started or cannot be read."""
+        try:
+            return read_run(self.folder)
+        except (ValueError, OSError):
+            return None
 
 
 def make_plan(
@@ -66,119 +70,178 @@ def make_plan(
     out: pathlib.Path,
     tuned: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[PlannedRun]:
-    """All runs of a sweep, each method's together, in an order that finishes one seed of all settings before the next.
+    """All runs of a sweep, method by method, with one seed of all settings before the next seed.
 
-    Args:
-        experiment: its name.
-        methods: how the sum is made.
-        options: what all runs are told; None means not given.
-        grid: the values that options take in turn, as `parse_grid` gives them; methods that do not heed an option are told
-            none of its values.
-        seeds: how many seeds, from 0.
-        out: the folder above those of the runs.
-        tuned: what the runs of a method are told besides, by its name, as an earlier sweep chose it.
+    All runs have the ``options`` that are not None, those of a method also what is ``tuned`` for it. Methods that ignore an
+    option of the ``grid`` are not swept over it. Seeds count from 0, and ``out`` is the folder above those of the runs.
     """
     if seeds < 1:
         raise UsageError(f"--seeds must be at least 1, got {seeds}")
+    _check_folder(out)
     given = {name: value for name, value in options.items() if value is not None}
     if "seed" in given:
-        raise UsageError("a sweep takes --seeds N, the seeds 0 to N-1, and no --seed")
-    for name in grid.keys() & given.keys():
-        raise UsageError(f"{as_flag(name)} is given alone and in --grid; leave one of them out")
-    own = {method: dict((tuned or {}).get(method, {})) for method in methods}
-    for method, values in own.items():
-        for name in sorted(values.keys() & (grid.keys() | given.keys())):
-            raise UsageError(f"{as_flag(name)} is given here and tuned for {method} by --tuned-by; leave one of them out")
-    plan = [
-        _planned(experiment, method, given | own[method], setting, seed, out)
-        for method in methods
-        for seed, setting in itertools.product(range(seeds), _settings(experiment, method, grid))
-    ]
-    for run in plan:
-        _ = run.args  # raises for an option that the experiment does not have
+        raise UsageError("--seed is not an option of a sweep: use --seeds N for the seeds 0 to N-1")
+    for name in sorted(grid.keys() & given.keys()):
+        raise UsageError(f"{as_flag(name)} is given both by itself and in --grid; remove one of them")
+    plan = []
+    for method in methods:
+        registry.check_method(experiment, method)
+        own = dict((tuned or {}).get(method, {}))
+        for name in sorted(own.keys() & (grid.keys() | given.keys())):
+            raise UsageError(f"{as_flag(name)} is given here and tuned for {method} by --tuned-by; remove it here")
+        for seed, setting in itertools.product(range(seeds), _settings(experiment, method, grid)):
+            plan.append(_planned(experiment, method, given | own, setting, seed, out))
     return plan
 
 
 def _settings(experiment: str, method: str, grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """The points of a grid, without what makes no difference to a method: it would be trained again and again."""
-    names = [name for name in sorted(grid) if experiment_class(experiment).uses(method, name)]
+    """The points of a grid, without options that the method ignores: it would be trained again and again."""
+    names = [name for name in sorted(grid) if registry.uses(experiment, method, name)]
     return [dict(zip(names, values, strict=True)) for values in itertools.product(*(grid[name] for name in names))]
-
-
-def check_heeded(plan: Sequence[PlannedRun], grid: Mapping[str, Sequence[Any]]) -> None:
-    """Raise a UsageError for an option of a grid that makes no difference to any of the runs."""
-    for name in sorted(grid.keys() - {name for run in plan for name in run.setting}):
-        methods = ", ".join(dict.fromkeys(run.method for run in plan))
-        kind = experiment_class(plan[0].experiment)
-        others = ", ".join(method for method in kind.methods if kind.uses(method, name))
-        raise UsageError(f"--grid {name}: it makes no difference to {methods}; leave it out, or add one of {others}")
 
 
 def _planned(
     experiment: str, method: str, given: dict[str, Any], setting: dict[str, Any], seed: int, out: pathlib.Path
 ) -> PlannedRun:
-    """One run; its epochs are said even where they are the preset's, so that a later preset does not change the plan."""
-    parts = [method, _folder_name(setting), f"seed-{seed}"] if setting else [method, f"seed-{seed}"]
-    args = make_args(experiment, method, given | setting)
+    """One run; its epochs are explicit even where they are the preset's, so that a later preset does not change the plan."""
+    values = {name.replace("_", "-"): urllib.parse.quote(str(value), safe="+") for name, value in setting.items()}
+    name = "_".join(f"{name}-{value}" for name, value in values.items())  # like batch-size-64_lr-0.001
+    parts = [method, name, f"seed-{seed}"] if setting else [method, f"seed-{seed}"]
+    args = registry.make_args(experiment, method, given | setting)  # raises for wrong options
     options = {"epochs": args.epochs} | given | setting | {"seed": seed}
     return PlannedRun(experiment, method, options, setting, out.joinpath(*parts), "/".join(parts))
 
 
-def _folder_name(setting: dict[str, Any]) -> str:
-    """Like ``batch-size-64_lr-0.001``; what may not stand in a file's name is written as in a web address."""
-    values = {name: urllib.parse.quote(str(value), safe="+") for name, value in setting.items()}
-    return "_".join(f"{name.replace('_', '-')}-{value}" for name, value in values.items())
-
-
-def parse_grid(experiment: str, texts: Iterable[str]) -> dict[str, list[Any]]:
-    """The values of a grid from what was typed, in the types of the experiment's arguments.
-
-    >>> parse_grid("ssvae", ["lr=1e-3,5e-4", "batch-size=32,64"])
-    {'lr': [0.001, 0.0005], 'batch_size': [32, 64]}
-    """
-    types, known = typing.get_type_hints(args_class(experiment)), grid_options(experiment)
-    grid: dict[str, list[Any]] = {}
-    for text in texts:
-        typed, equals, values = text.partition("=")
-        name = typed.strip().lstrip("-").replace("-", "_")
-        if not equals or not values.strip():
-            raise UsageError(f"--grid wants NAME=VALUE,VALUE, such as lr=1e-3,5e-4; got {text!r}")
-        if name in _NOT_IN_GRID:
-            raise UsageError(f"--grid {text}: {_NOT_IN_GRID[name]}")
-        if name not in known:
-            raise UsageError(f"--grid {text}: {experiment} has no option {typed!r}; there are {', '.join(known)}")
-        if name in grid:
-            raise UsageError(f"--grid {text}: {name} is given twice; put all its values into one --grid")
-        grid[name] = [_parsed(part.strip(), types[name], text) for part in values.split(",")]
-        if len(set(grid[name])) < len(grid[name]):
-            raise UsageError(f"--grid {text}: a value is given twice")
-    return grid
-
-
-def grid_options(experiment: str) -> list[str]:
-    """The options of an experiment that a grid can hold."""
-    types = typing.get_type_hints(args_class(experiment))
-    return [name for name in types if name in train_options() and name not in _NOT_IN_GRID]
+def _check_folder(out: pathlib.Path) -> None:
+    """Raise a UsageError for a folder whose runs could not be written, or not be read again."""
+    if re.search(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", str(out)):  # surrogates stand for bytes that are not UTF-8
+        raise UsageError(f"--out {str(out)!a}: the name must be UTF-8 without control characters")
+    existing = next(folder for folder in (out, *out.parents, pathlib.Path()) if folder.exists())
+    if not existing.is_dir():
+        raise UsageError(f"--out {out}: {existing} exists and is not a folder")
 
 
 def parse_methods(experiment: str, text: str) -> list[str]:
     """The methods of a list such as ``sparse,dense``; `make_plan` checks them."""
     methods = [part.strip() for part in text.split(",") if part.strip()]
-    if not methods or len(set(methods)) < len(methods):
-        known = ", ".join(experiment_class(experiment).methods)
-        raise UsageError(f"--methods wants different methods, with commas between; got {text!r}; there are {known}")
-    return methods
+    if methods and len(set(methods)) == len(methods):
+        return methods
+    problem = f"--methods {text}: a method is given twice" if methods else "--methods is empty"
+    raise UsageError(f"{problem}; known: {', '.join(registry.experiment_class(experiment).methods)}")
 
 
-def _parsed(text: str, kind: Any, typed: str) -> Any:
-    """A value in the type of its argument, which may be a union with None."""
-    kinds = [each for each in (typing.get_args(kind) or (kind,)) if each is not type(None)]
+def grid_options(experiment: str) -> dict[str, Option]:
+    """The options of an experiment that a grid can have."""
+    options = registry.experiment_options(experiment)
+    return {name: option for name, option in options.items() if name not in _NOT_IN_GRID and not option.is_place}
+
+
+def parse_grid(experiment: str, texts: Iterable[str]) -> dict[str, list[Any]]:
+    """The values of a grid from the command line, in the types of the experiment's options.
+
+    >>> parse_grid("ssvae", ["lr=1e-3,5e-4", "batch-size=32,64"])
+    {'lr': [0.001, 0.0005], 'batch_size': [32, 64]}
+    """
+    known = grid_options(experiment)
+    grid: dict[str, list[Any]] = {}
+    for text in texts:
+        flag, _, values = text.partition("=")
+        flag = flag.strip().lstrip("-")
+        name = flag.replace("-", "_")
+        if not values.strip():
+            raise UsageError(f"--grid must be NAME=VALUE,VALUE, such as lr=1e-3,5e-4; got {text!r}")
+        if name in _NOT_IN_GRID:
+            raise UsageError(f"--grid {text}: {_NOT_IN_GRID[name]}")
+        if name not in known:
+            names = [name.replace("_", "-") for name in known]
+            raise UsageError(f"--grid {text}: {flag!r} cannot be in a grid of {experiment}{registry.hint(flag, names)}")
+        if name in grid:
+            raise UsageError(f"--grid {text}: {flag} is given twice; put all its values into one --grid")
+        grid[name] = [_value(known[name], part.strip(), text) for part in values.split(",")]
+        if len(set(grid[name])) < len(grid[name]):
+            raise UsageError(f"--grid {text}: a value is given twice")
+    return grid
+
+
+def _value(option: Option, text: str, typed: str) -> Any:
     try:
-        value = kinds[0](text)
-        is_number = not isinstance(value, float) or math.isfinite(value)
-    except ValueError:
-        is_number = False
-    if not text or not is_number:
-        words = {int: "whole number", float: "finite number"}
-        raise UsageError(f"--grid {typed}: {text!r} is no {words.get(kinds[0], 'value')}")
+        value = option.parse(text)
+    except UsageError as error:
+        raise UsageError(f"--grid {typed}: {error}") from error
+    if not text or (isinstance(value, float) and not math.isfinite(value)):
+        raise UsageError(f"--grid {typed}: {option.flag}: {text!r} is not a {'finite number' if text else 'value'}")
     return value
+
+
+def check_grid_is_used(plan: Sequence[PlannedRun], grid: Mapping[str, Sequence[Any]]) -> None:
+    """Raise a UsageError for an option of a grid that all methods of a plan ignore."""
+    for name in sorted(grid.keys() - {name for run in plan for name in run.setting}):
+        experiment, methods = plan[0].experiment, dict.fromkeys(run.method for run in plan)
+        others = [each for each in registry.experiment_class(experiment).methods if registry.uses(experiment, each, name)]
+        what = f"--grid {name.replace('_', '-')} is not used by {', '.join(methods)}"
+        raise UsageError(f"{what}; leave it out, or add one of {', '.join(others)}")
+
+
+class State(enum.StrEnum):
+    """How far a run is."""
+
+    NEW = "new"
+    PARTIAL = "partial"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+def state_of(run: PlannedRun) -> State:
+    """How far a run is.
+
+    It is *finished* if the metrics of all planned epochs are written, the last checkpoint comes after the last of them, and
+    it is evaluated if it is to be. It has *failed* if a sweep gave it up, and is *partial* if it was started. Files that
+    cannot be read make it partial: resuming it gives the error.
+    """
+    folder, found = RunFolder(run.folder), run.read()
+    if found is not None and len(found.lines) >= run.args.epochs and (found.test or not run.is_evaluated):
+        try:
+            checkpoint = folder.load("last")
+            if checkpoint is not None and int(checkpoint["place"]["epoch"]) >= run.args.epochs:
+                return State.FINISHED
+        except (ValueError, KeyError, TypeError, OSError):
+            pass
+    if folder.failure_file.exists():
+        return State.FAILED
+    return State.PARTIAL if folder.exists() else State.NEW
+
+
+def check_plan(plan: Iterable[PlannedRun]) -> None:
+    """Raise a UsageError if a folder holds another run than the planned one; it says what differs."""
+    for run in plan:
+        if differences := "; ".join(_differences(run)):
+            raise UsageError(f"{run.folder} holds another run: {differences}. Give another --out, or delete the folder")
+
+
+def _differences(run: PlannedRun) -> list[str]:
+    """How the run in a folder differs from the planned one; options that its version did not have were at their defaults."""
+    if not RunFolder(run.folder).exists():
+        return []
+    try:
+        config = RunFolder(run.folder).config()
+    except (ValueError, OSError) as error:
+        return [str(error)]
+    if config.experiment != run.experiment:
+        return [f"its experiment is {config.experiment}, not {run.experiment}"]
+    saved = registry.with_defaults(run.experiment, config.args.model_dump(exclude_unset=True))
+    planned, options = run.args.model_dump(), registry.experiment_options(run.experiment)
+    names = ["method", *(name for name, option in sorted(options.items()) if not option.free_on_resume)]
+    differing = [name for name in names if saved[name] != planned[name]]
+    found = [f"its {name} is {saved[name]!r}, not {planned[name]!r}" for name in differing]
+    if (measured := run.read()) is not None and len(measured.lines) > planned["epochs"]:
+        found.append(f"it has {counted(len(measured.lines), 'epoch')}, more than {planned['epochs']}")
+    return found
+
+
+def counted(n: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "run"), counted(2, "run")
+    ('1 run', '2 runs')
+    """
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

@@ -33,7 +33,6 @@ def run(
     *,
     out: pathlib.Path | None = None,
     resume: bool = False,
-    wait: bool = False,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> tuple[RunFolder, list[dict[str, Any]]]:
     """Start a run, or resume one; returns its folder and the metrics of all its epochs.
@@ -44,7 +43,6 @@ def run(
         options: those that were given; None means not given.
         out: the folder of the run.
         resume: continue the run in that folder.
-        wait: if another process is training there, until it ends.
         checkpoint_seconds: how often to save within an epoch.
     """
     # A resumed run has the options of its config, so that those given here may not make sense alone.
@@ -52,13 +50,13 @@ def run(
     folder = RunFolder(default_folder(name, args) if out is None and args is not None else out or pathlib.Path())
     check_path(folder.path)
     if resume:
-        return _resume(name, method, options, folder, wait, checkpoint_seconds)
+        return _resume(name, method, options, folder, checkpoint_seconds)
     assert args is not None
-    if folder.exists() and not wait:
+    if folder.exists():
         raise _taken(folder)
     fabric = fabric_for(args)
     experiment = make_experiment(name, args, fabric.device)  # before the folder: a refused option leaves nothing behind
-    with folder.locked(wait=wait):
+    with folder.locked():
         if folder.exists():
             raise _taken(folder)
         folder.create(_config(name, args, experiment))
@@ -67,11 +65,11 @@ def run(
 
 
 def _resume(
-    name: str, method: str, options: dict[str, Any], folder: RunFolder, wait: bool, checkpoint_seconds: float
+    name: str, method: str, options: dict[str, Any], folder: RunFolder, checkpoint_seconds: float
 ) -> tuple[RunFolder, list[dict[str, Any]]]:
     if not folder.exists():
         raise UsageError(f"there is no run to resume in {folder.path}; omit --resume to start one")
-    with folder.locked(wait=wait):  # from the first look on, so that no other process changes what is seen
+    with folder.locked():  # from the first look on, so that no other process changes what is seen
         args, config = _resumed_args(folder, name, method, options), folder.config()
         fabric = fabric_for(args)
         experiment = make_experiment(name, args, fabric.device)

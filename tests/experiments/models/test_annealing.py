@@ -21,7 +21,7 @@ def annealing(n_chains: int, n_steps: int, device: str = "cpu") -> Annealing:
 
 
 def mean_ratio(found: LogLikelihood, exact: Tensor) -> tuple[float, float]:
-    """The mean of estimate / p(x) over rows of the same problem, and its standard error."""
+    """The mean of estimate / p(x) over identical rows, and its standard error."""
     ratio = (found.value - exact).exp()
     return ratio.mean().item(), ratio.std().item() / math.sqrt(len(ratio))
 
@@ -35,8 +35,8 @@ def test_against_exhaustive_sums(n_bits: int, device: str) -> None:
 
 
 @pytest.mark.parametrize("n_steps", [1, 2, 20])
-def test_without_bias_from_a_wrong_guess(n_steps: int) -> None:
-    """Whatever the number of steps; chains that start far off have to walk, so that a wrong step would show."""
+def test_unbiased_from_a_wrong_initial_distribution(n_steps: int) -> None:
+    """For any number of steps. Chains start far from the posterior and have to move, so that a wrong step would show."""
     log_joint, scores, exact = toy(3000, 4, equal=True)
     found = from_annealing(log_joint, 1.5 - 0.5 * scores, annealing(20, n_steps))
     mean, error = mean_ratio(found, exact)
@@ -44,7 +44,7 @@ def test_without_bias_from_a_wrong_guess(n_steps: int) -> None:
     assert error < 0.05
 
 
-def test_more_steps_make_less_noise() -> None:
+def test_more_steps_reduce_the_variance() -> None:
     log_joint, scores, exact = toy(200, 8, equal=True)
     errors = [
         (from_annealing(log_joint, -scores, annealing(4, n_steps)).value - exact).square().mean().item()
@@ -54,7 +54,7 @@ def test_more_steps_make_less_noise() -> None:
 
 
 def test_one_step_is_importance_sampling() -> None:
-    """With one step nothing walks: weights are p(x, z) / q(z), with the same estimate for the same samples."""
+    """With one step no chain moves: weights are p(x, z) / q(z)."""
     log_joint, scores, _ = toy(10, 6)
     found = from_annealing(log_joint, scores, annealing(500, 1))
     direct = importance.from_samples(log_joint, importance.proposal(scores, 1.0), sampling(500))
@@ -62,8 +62,8 @@ def test_one_step_is_importance_sampling() -> None:
     assert found.standard_error.mean().item() == pytest.approx(direct.standard_error.mean().item(), rel=0.2)
 
 
-def test_chains_find_a_posterior_that_the_guess_misses() -> None:
-    """All mass far from the guess: plain samples do not see it, and say so by no error; chains walk there."""
+def test_chains_find_a_posterior_that_the_initial_distribution_misses() -> None:
+    """The mass is far from the initial distribution: importance sampling misses it, chains move there."""
     n_bits = 12
     target = (torch.arange(n_bits) % 2).double()
 
@@ -84,7 +84,7 @@ def test_the_same_generator_gives_the_same_estimate() -> None:
     assert torch.equal(first.value, second.value)
 
 
-def test_a_row_without_a_number_does_not_spread() -> None:
+def test_nan_stays_in_its_row() -> None:
     log_joint, scores, exact = toy(3, 6)
 
     def broken(z: Tensor, row: Tensor) -> Tensor:
@@ -95,18 +95,18 @@ def test_a_row_without_a_number_does_not_spread() -> None:
     assert (found - exact)[[0, 2]].abs().max() < 0.3
 
 
-def test_rows_of_no_images() -> None:
+def test_empty_batch() -> None:
     log_joint, _, _ = toy(1, 4)
     assert from_annealing(log_joint, torch.zeros(0, 4), annealing(3, 5)).value.shape == (0,)
 
 
-def test_the_guess_is_the_proposal() -> None:
+def test_proposal_logits_are_clamped() -> None:
     scores = torch.tensor([[-9.0, 0.5]])
     assert proposal_logits(scores, 2.0).tolist() == [[-12.0, 1.0]]
 
 
 def test_the_mean_over_all_rows_when_some_are_annealed() -> None:
-    """Rows that differ by much more than what annealing adds: the first ones alone would say something else."""
+    """Rows differ by much more than the gain of annealing, so the mean of the first rows would be wrong."""
     generator = torch.Generator().manual_seed(0)
     truth = 100 * torch.randn(400, generator=generator, dtype=torch.float64)
     gain = 1 + 0.1 * torch.randn(400, generator=generator, dtype=torch.float64)
@@ -120,8 +120,8 @@ def test_the_mean_over_all_rows_when_some_are_annealed() -> None:
 
 @pytest.mark.parametrize("noise", [0.1, 1.0])
 @pytest.mark.parametrize("m", [40, 200, 400])
-def test_the_error_of_that_mean_is_that_over_repetitions(m: int, noise: float) -> None:
-    """Both where images differ by more than the chains' noise, and by less: no noise is counted twice."""
+def test_the_standard_error_of_that_mean_is_calibrated(m: int, noise: float) -> None:
+    """Whether images differ by more or by less than the noise of the chains: no noise is counted twice."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -129,7 +129,7 @@ def test_the_error_of_that_mean_is_that_over_repetitions(m: int, noise: float) -
 
     found = []
     for _ in range(400):
-        truth = normal(400)  # other images every time; their mean is taken off below
+        truth = normal(400)  # other images every time; their mean is subtracted below
         sampled = LogLikelihood(truth - 1 - 0.5 * normal(400), torch.zeros(400))
         annealed = LogLikelihood((truth + noise * normal(400))[:m], torch.full((m,), noise, dtype=torch.float64))
         mean, error = annealed_mean(annealed, sampled)
@@ -138,14 +138,14 @@ def test_the_error_of_that_mean_is_that_over_repetitions(m: int, noise: float) -
     assert deviations.std().item() == pytest.approx(errors.mean().item(), rel=0.12)
 
 
-def test_uniform_numbers_are_finer_than_those_of_float32() -> None:
-    """Which are multiples of 2**-24: one in so many is 0, and would set a bit of probability 1e-12."""
+def test_uniform_samples_are_finer_than_float32() -> None:
+    """Samples in float32 are multiples of 2**-24, and one of them, 0, would set a bit of probability 1e-12."""
     steps = 2**24 * uniform((1000,), torch.Generator().manual_seed(0))
     assert (steps != steps.round()).all()
 
 
 @pytest.mark.parametrize(("n_chains", "n_steps"), [(1, 10), (4, 0)])
-def test_too_few_chains_or_steps_are_refused(n_chains: int, n_steps: int) -> None:
+def test_too_few_chains_or_steps_are_rejected(n_chains: int, n_steps: int) -> None:
     log_joint, scores, _ = toy(2, 4)
-    with pytest.raises(ValueError, match="annealing takes 2 chains and 1 step at least"):
+    with pytest.raises(ValueError, match=f"at least 2 chains and 1 step, got {n_chains} chains and {n_steps} steps"):
         from_annealing(log_joint, scores, annealing(n_chains, n_steps))

@@ -27,7 +27,7 @@ def all_bits(n: int, device: str = "cpu") -> Tensor:
 
 
 def toy(n_rows: int, n_bits: int, device: str = "cpu", *, equal: bool = False) -> tuple[LogJoint, Tensor, Tensor]:
-    """A log-joint with interactions of the bits, scores of a posterior that is near, and the exact log p(x) of each row."""
+    """A log-joint with interactions between bits, scores of an approximate posterior, and the exact log p(x) of each row."""
     generator = torch.Generator().manual_seed(0)
     linear = torch.randn(1 if equal else n_rows, n_bits, generator=generator).expand(n_rows, -1).to(device)
     pairs = 0.15 * torch.randn(n_bits, n_bits, generator=generator).to(device)
@@ -46,11 +46,11 @@ def sampling(n_samples: int = 4000, n_at_once: int = 20_000, device: str = "cpu"
 
 
 def atoms_of(scores: Tensor, k: int) -> sp.SparseDistribution:
-    return sp.topk_sparsemax(0.01 * scores, sp.Bits(scores.shape[-1]), k)  # so flat that all k have mass
+    return sp.topk_sparsemax(0.01 * scores, sp.Bits(scores.shape[-1]), k)  # so flat that all k have nonzero probability
 
 
 def check(found: LogLikelihood, exact: Tensor, largest_error: float) -> None:
-    """The estimates are within a few of their standard errors, which are not large either."""
+    """Estimates are within a few standard errors, which are small."""
     assert (found.standard_error < largest_error).all()
     assert ((found.value - exact).abs() <= 4.5 * found.standard_error + 1e-6).all()
     assert found.value.dtype == torch.float64
@@ -61,7 +61,7 @@ def check(found: LogLikelihood, exact: Tensor, largest_error: float) -> None:
 
 @every_device
 @pytest.mark.parametrize("n_bits", [1, 4, 12])
-def test_both_ways_against_exhaustive_sums(n_bits: int, device: str) -> None:
+def test_both_estimates_against_exhaustive_sums(n_bits: int, device: str) -> None:
     log_joint, scores, exact = toy(20, n_bits, device)
     dense = importance.log_likelihood(log_joint, sp.Gibbs(scores, sp.Bits(n_bits)), sampling(device=device))
     check(dense, exact, 0.2)
@@ -74,7 +74,7 @@ def test_both_ways_against_exhaustive_sums(n_bits: int, device: str) -> None:
 
 @pytest.mark.parametrize("way", ["samples", "atoms"])
 def test_errors_are_calibrated_and_the_estimate_is_a_bound(way: str) -> None:
-    n_rows = 2000  # of the same problem
+    n_rows = 2000  # identical
     log_joint, scores, exact = toy(n_rows, 6, equal=True)
     if way == "samples":
         found = importance.from_samples(log_joint, proposal(scores, 0.5), sampling(50, 10**6))
@@ -82,7 +82,7 @@ def test_errors_are_calibrated_and_the_estimate_is_a_bound(way: str) -> None:
         found = importance.from_atoms(log_joint, atoms_of(scores, 2), sampling(50, 10**6))
     deviation = found.value - exact
     assert found.standard_error.square().mean().sqrt().item() == pytest.approx(deviation.std().item(), rel=0.1)
-    ratio = deviation.exp()  # p(x) is estimated without bias, and its logarithm is low on average
+    ratio = deviation.exp()  # the estimate of p(x) is unbiased, its logarithm is biased downwards
     assert abs(ratio.mean() - 1) < 4 * ratio.std() / math.sqrt(n_rows)
     error = deviation.std() / math.sqrt(n_rows)
     assert deviation.mean() < -error
@@ -94,7 +94,7 @@ def test_atoms_are_not_counted_twice() -> None:
     q = atoms_of(scores, 8)  # half of all
     found = importance.from_atoms(log_joint, q, sampling(4000, 10**6))
     check(found, exact, 0.05)
-    # What the authors' code does: the sum over the atoms, and samples of the prior that may be atoms.
+    # The authors' code: the sum over the atoms, plus samples from the prior, which may be atoms.
     prior = importance.from_samples(log_joint, sp.Gibbs(torch.zeros_like(scores), sp.Bits(4)), sampling(4000, 10**6))
     terms = log_joint(q.atoms, q.row).double()
     inside = torch.stack([terms[q.row == row].logsumexp(0) for row in range(30)])
@@ -104,7 +104,7 @@ def test_atoms_are_not_counted_twice() -> None:
 
 
 @pytest.mark.parametrize(("n_atoms", "is_exact"), [(16, True), (15, True), (14, False)])
-def test_nothing_is_left_to_chance_where_nothing_is_left(n_atoms: int, is_exact: bool) -> None:
+def test_the_estimate_is_exact_if_at_most_one_vector_is_no_atom(n_atoms: int, is_exact: bool) -> None:
     log_joint, scores, exact = toy(10, 4)
     found = importance.from_atoms(log_joint, atoms_of(scores, n_atoms), sampling(50))
     assert torch.allclose(found.value, exact, atol=1e-5, rtol=0.0) == is_exact
@@ -112,7 +112,7 @@ def test_nothing_is_left_to_chance_where_nothing_is_left(n_atoms: int, is_exact:
 
 
 @every_device
-def test_samples_outside_are_uniform_over_all_others(device: str) -> None:
+def test_samples_outside_of_the_atoms_are_uniform(device: str) -> None:
     scores = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).to(device)
     atoms, row = atoms_of(scores, 5).atoms[:8], torch.tensor([0] * 5 + [1] * 2 + [2], device=device)
     ragged = sp.SparseDistribution(atoms, torch.tensor([0.2] * 5 + [0.5] * 2 + [1.0], device=device), row)
@@ -126,7 +126,7 @@ def test_samples_outside_are_uniform_over_all_others(device: str) -> None:
         assert ((others - expected).square() / expected).sum() < 2.5 * (16 - n_atoms)  # chi-square
 
 
-def test_equal_vectors_are_found_among_many_bits() -> None:
+def test_is_among_with_many_bits() -> None:
     generator = torch.Generator().manual_seed(0)
     atoms = torch.randint(0, 2, (3, 50, 128), generator=generator).float()
     samples = torch.randint(0, 2, (3, 20, 128), generator=generator).float()
@@ -138,7 +138,7 @@ def test_equal_vectors_are_found_among_many_bits() -> None:
     assert expected.nonzero().tolist() == [[0, 3], [2, 7]]
 
 
-def test_memory_is_bounded_and_portions_add_up() -> None:
+def test_the_number_of_assignments_at_a_time_is_bounded() -> None:
     log_joint, scores, exact = toy(10, 8)
     sizes = []
 
@@ -199,8 +199,8 @@ def exact_log_likelihood(vae: BitvectorVAE, x: Tensor) -> float:
 
 @pytest.mark.parametrize("method", ["topk", "sparsemap", "sparsemap-budget", "sfe", "gumbel", "dense", "entmax15"])
 def test_evaluation_of_a_model_against_exhaustive_sums(method: str) -> None:
-    vae, told = trained(method=method, bits=8), list[float]()
-    metrics = vae.evaluate(torch.Generator().manual_seed(0), n_samples=1024, progress=told.append)
+    vae, fractions = trained(method=method, bits=8), list[float]()
+    metrics = vae.evaluate(torch.Generator().manual_seed(0), n_samples=1024, progress=fractions.append)
     log_likelihood = exact_log_likelihood(vae, vae.images.test.x)
     exact = -log_likelihood / (16 * math.log(2))
     for way in ("paper", "proposal"):
@@ -212,8 +212,8 @@ def test_evaluation_of_a_model_against_exhaustive_sums(method: str) -> None:
     measured = {name for name in metrics if not name.endswith("_se") or name in METRICS}
     assert measured - {"exact", "unsolved"} == METRICS
     assert metrics["elbo_se"] > 0
-    assert told == sorted(told)
-    assert told[-1] == 1.0
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
 
 
 def test_evaluation_has_a_seed_and_a_limit() -> None:
@@ -226,11 +226,11 @@ def test_evaluation_has_a_seed_and_a_limit() -> None:
         vae.evaluate(torch.Generator(), n_samples=1)
 
 
-def test_the_best_sharpness_is_chosen_on_the_images_held_out() -> None:
+def test_the_sharpness_is_selected_on_held_out_images() -> None:
     linear = 2 * torch.randn(40, 60, generator=torch.Generator().manual_seed(0))
 
     class Sharp:
-        """A model whose scores are four times too small, but only for the first half of its images."""
+        """A model whose scores are four times too small for the first half of its images."""
 
         def scores(self, x: Tensor) -> Tensor:
             return linear[x[:, 0]] / torch.where(x[:, :1] < 20, 4.0, 1.0)
@@ -248,29 +248,31 @@ def test_the_best_sharpness_is_chosen_on_the_images_held_out() -> None:
     assert metrics["bits_per_dim_proposal"] == pytest.approx(metrics["bits_per_dim_paper"], rel=0.2)
 
 
-def test_annealing_is_one_more_way_and_its_progress_is_told() -> None:
+def test_annealing_adds_an_estimate_and_reports_progress() -> None:
     vae = trained(method="topk", bits=8)
     images = vae.images.test.x
-    told: list[float] = []
+    fractions: list[float] = []
 
     def measured(n_annealed: int) -> dict[str, float]:
-        return bits_per_dim(vae.model, images, images[:5], sampling(50), 20, n_annealed=n_annealed, progress=told.append)
+        return bits_per_dim(
+            vae.model, images, images[:5], sampling(50), 20, n_annealed=n_annealed, progress=fractions.append
+        )
 
     plain = measured(0)
-    told.clear()
+    fractions.clear()
     annealed = measured(10)
     assert {name: annealed[name] for name in plain} == plain
     assert annealed["n_annealed"] == 10
     assert annealed["bits_per_dim_annealed"] == pytest.approx(plain["bits_per_dim_proposal"], rel=0.05)
-    assert told == sorted(told)
-    assert told[-1] == pytest.approx(1.0)
-    assert max(after - before for before, after in itertools.pairwise(told)) < 0.05
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == pytest.approx(1.0)
+    assert max(after - before for before, after in itertools.pairwise(fractions)) < 0.05
     for wrong in (-1, 1):
         with pytest.raises(ValueError, match=f"n_annealed must be 0 or at least 2, got {wrong}"):
             measured(wrong)
 
 
-def test_other_distributions_are_refused() -> None:
+def test_other_distributions_are_rejected() -> None:
     log_joint, scores, _ = toy(2, 3)
     with pytest.raises(TypeError, match=r"posterior must be .* got Bernoulli"):
         importance.log_likelihood(log_joint, torch.distributions.Bernoulli(logits=scores), sampling())

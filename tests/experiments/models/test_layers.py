@@ -1,4 +1,4 @@
-"""Layers of the experiments."""
+"""Layers that the experiments share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def batches(n: int) -> torch.Tensor:
     return torch.randn(n, 16, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 5
 
 
-def test_centred_columns_have_mean_zero_and_no_gradient_in_common() -> None:
+def test_centred_columns_have_zero_mean_and_zero_mean_gradient() -> None:
     x = batches(1)[0].requires_grad_()
     y = Centred(3).double()(x)
     torch.testing.assert_close(y, x - x.mean(0))
@@ -18,14 +18,14 @@ def test_centred_columns_have_mean_zero_and_no_gradient_in_common() -> None:
     torch.testing.assert_close(gradient.sum(0), torch.zeros(3, dtype=torch.float64))
 
 
-def test_what_is_taken_away_outside_of_training_is_a_running_mean() -> None:
-    """First the mean of all batches, and then one in which each batch counts a tenth."""
+def test_evaluation_subtracts_a_running_mean() -> None:
+    """At first the mean of all batches, then a moving average in which each batch has a weight of 0.1."""
     layer, seen = Centred(3).double(), batches(40)
     expected = torch.zeros(3, dtype=torch.float64)
     for i, x in enumerate(seen):
         layer(x)
         layer.keep()
-        layer.keep()  # nothing is kept twice
+        layer.keep()  # a second call changes nothing
         weight = max(1 / (i + 1), 0.1)
         expected = (1 - weight) * expected + weight * x.mean(0)
     layer.eval()
@@ -34,7 +34,7 @@ def test_what_is_taken_away_outside_of_training_is_a_running_mean() -> None:
     torch.testing.assert_close(layer(seen[0]), seen[0] - expected)
 
 
-def test_a_running_mean_goes_on_from_what_was_saved() -> None:
+def test_the_running_mean_resumes_from_a_state_dict() -> None:
     seen = batches(6)
     layer, again = Centred(3).double(), Centred(3).double()
     for x in seen[:3]:
@@ -48,7 +48,7 @@ def test_a_running_mean_goes_on_from_what_was_saved() -> None:
     assert torch.equal(again.eval()(seen[0]), layer.eval()(seen[0]))
 
 
-def test_numbers_that_are_not_finite_stay_in_their_rows() -> None:
+def test_non_finite_values_stay_in_their_rows() -> None:
     x = batches(1)[0]
     x[3, 1], x[5, 2] = torch.nan, torch.inf
     y = Centred(3).double()(x)

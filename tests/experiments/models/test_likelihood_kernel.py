@@ -1,4 +1,4 @@
-"""The kernel of the likelihood against its twin: on a GPU where there is one, else in Triton's interpreter."""
+"""The kernel of the log-likelihood against its definition: on a GPU if available, else in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.simplex.test_devices import n_waits
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 on_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
-# The interpreter says so where a GPU would go on with infinity, as the kernel means it to.
+# The interpreter warns where a GPU continues with infinity, which the kernel relies on.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
@@ -46,7 +46,7 @@ def definition(tensors: Sequence[Tensor], x: Tensor) -> Tensor:
 
 def check(tensors: list[Tensor], x: Tensor) -> None:
     """Value and gradients against the definition in float64, relative to the largest entry."""
-    # Large logits leave their differences, and with them all probabilities, fewer digits.
+    # Large logits leave fewer digits for their differences and so for all probabilities.
     tolerance = 1e-5 * max(1.0, (tensors[0] @ tensors[1].t()).abs().max().item() / 50)
     upstream = torch.randn(len(x), generator=torch.Generator().manual_seed(1)).to(DEVICE)
     fast = [tensor.clone().requires_grad_() for tensor in tensors]
@@ -70,15 +70,13 @@ def test_likelihood_and_gradients(n: int, n_pixels: int, n_levels: int, rank: in
 
 
 @pytest.mark.parametrize(("n", "n_pixels", "n_levels", "rank"), [(2, 150, 9, 5), (1, 6, 30, 8), (3, 52, 3, 2)])
-def test_several_pixels_to_a_thread(
-    monkeypatch: pytest.MonkeyPatch, n: int, n_pixels: int, n_levels: int, rank: int
-) -> None:
+def test_several_pixels_per_thread(monkeypatch: pytest.MonkeyPatch, n: int, n_pixels: int, n_levels: int, rank: int) -> None:
     monkeypatch.setattr("sparsum_experiments.kernels.likelihood.LEAST_WARPS", 0)  # as if there were many images
     for scale in (1.0, 20.0):
         check(*inputs(n, n_pixels, n_levels, rank, scale))
 
 
-def test_what_is_certain_costs_exactly_nothing() -> None:
+def test_certain_levels_have_a_log_likelihood_of_exactly_zero() -> None:
     tensors, x = inputs(3, 40, 30, scale=4.0)
     tensors[2].zero_()
     tensors[2][7] = 1e4
@@ -89,7 +87,7 @@ def test_what_is_certain_costs_exactly_nothing() -> None:
 
 
 def test_far_from_the_largest_logit() -> None:
-    """Beyond what the exponential of a difference can be, and, in the second image, at a level that is impossible."""
+    """The exponential of a difference overflows; in the second image, a level has probability 0."""
     tensors, x = inputs(3, 6, 12)
     tensors[2][3] = 300.0
     tensors[2][4] = -torch.inf
@@ -101,14 +99,14 @@ def test_far_from_the_largest_logit() -> None:
     assert values.isinf().tolist() == [False, True, False]
 
 
-def test_a_level_that_there_is_not() -> None:
+def test_a_level_out_of_range_gives_nan() -> None:
     tensors, x = inputs(3, 4, 30)
     x[1, 2] = 30
     values = pixel_log_likelihood(tensors[0], tensors[1], tensors[2], x)
     assert values.isnan().tolist() == [False, True, False]
 
 
-def test_numbers_at_an_odd_place() -> None:
+def test_unaligned_tensors() -> None:
     tensors, x = inputs(2, 8, 16)
     odd = [torch.empty(tensor.numel() + 1, device=DEVICE)[1:].view(tensor.shape).copy_(tensor) for tensor in tensors]
     from sparsum_experiments.kernels.likelihood import evaluate
@@ -117,13 +115,13 @@ def test_numbers_at_an_odd_place() -> None:
     assert all(torch.equal(here, there) for here, there in zip(mine, wanted, strict=True))
 
 
-@settings(max_examples=12, phases=[Phase.generate])  # shrinking takes the interpreter minutes
+@settings(max_examples=12, phases=[Phase.generate])  # shrinking takes minutes in the interpreter
 @given(st.integers(1, 3), st.integers(1, 9), st.integers(1, 70), st.integers(1, 8), st.sampled_from([0.0, 1e-3, 3.0, 20.0]))
 def test_shapes_and_scales(n: int, n_pixels: int, n_levels: int, rank: int, scale: float) -> None:
     check(*inputs(n, n_pixels, n_levels, rank, scale))
 
 
-def test_each_derivative_by_itself() -> None:
+def test_each_derivative_alone() -> None:
     tensors, x = inputs(2, 4, 20)
     for i in range(3):
         parts = [tensor.clone().requires_grad_(i == j) for j, tensor in enumerate(tensors)]
@@ -132,7 +130,7 @@ def test_each_derivative_by_itself() -> None:
         torch.testing.assert_close(gradient, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_what_the_kernel_does_not_take() -> None:
+def test_inputs_that_the_kernel_does_not_support() -> None:
     for n_levels, rank in ((1025, 2), (9, 9)):
         check(*inputs(1, 2, n_levels, rank))
     tensors, x = inputs(2, 3, 5)
@@ -140,7 +138,7 @@ def test_what_the_kernel_does_not_take() -> None:
     torch.testing.assert_close(pixel_log_likelihood(double[0], double[1], double[2], x), definition(double, x))
 
 
-def test_half_precision_strides_and_nothing() -> None:
+def test_half_precision_strides_and_empty_batches() -> None:
     tensors, x = inputs(3, 4, 30)
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
         values = pixel_log_likelihood(tensors[0].bfloat16(), tensors[1], tensors[2], x)
@@ -156,8 +154,8 @@ def test_half_precision_strides_and_nothing() -> None:
     assert not leaves[1].grad.any()
 
 
-@pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # said by the interpreter
-def test_a_number_that_is_none_stays_in_its_image() -> None:
+@pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning")  # raised by the interpreter
+def test_nan_stays_in_its_image() -> None:
     tensors, x = inputs(3, 4, 30)
     tensors[0][1, 2, 3] = torch.nan
     values = pixel_log_likelihood(tensors[0], tensors[1], tensors[2], x)
@@ -181,7 +179,7 @@ def test_full_size_on_a_gpu(n: int) -> None:
 
 
 @on_gpu
-def test_recorded_in_a_graph_without_waiting() -> None:
+def test_captured_in_a_graph_without_synchronisation() -> None:
     tensors, x = inputs(16, 784, 256)
     leaves = [tensor.requires_grad_() for tensor in tensors]
 

@@ -1,4 +1,4 @@
-"""The kernel of a network from one number to one number, where `tests.kernels.test_registry` does not look."""
+"""Edge cases of the scalar map's kernel that `tests.kernels.test_registry` does not cover."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def plain(x: Tensor, inner: Tensor, outer: Tensor) -> Tensor:
     return ((x.unsqueeze(-1) * inner).sigmoid() @ outer).sigmoid()
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered")  # said by the interpreter
-def test_saturated_units_stay_numbers() -> None:
-    """Exponentials overflow to infinity there, and their reciprocals to 0."""
+@pytest.mark.filterwarnings("ignore:overflow encountered")  # raised by the interpreter
+def test_saturated_units_stay_finite() -> None:
+    """Their exponentials overflow to infinity, and the reciprocals are 0."""
     x = torch.tensor([-1e4, -200.0, 0.0, 200.0, 1e4], device=DEVICE)
     inner, outer = torch.tensor([1.0, -3.0], device=DEVICE), torch.tensor([50.0, 300.0], device=DEVICE)
     h = _scalar_map.forward(x, inner, outer)

@@ -23,7 +23,7 @@ def make_run(
     """A run of two epochs, of which ``n_epochs`` are done, evaluated if there are ``test`` metrics."""
     args = make_args(experiment, method, {"epochs": 2, "seed": seed, "data_dir": "/somewhere/else", **options})
     folder = RunFolder(path)
-    config = {"versions": {"torch": "2"}, "machine": "a CPU", "git": "abc", "command": ["sparsum", "train"]}
+    config: dict[str, Any] = {"versions": {"torch": "2"}, "machine": "a CPU", "git": "abc", "command": ["sparsum", "train"]}
     folder.create(Config(experiment=experiment, args=RunArgs(**args.model_dump()), **config))
     for epoch in range(n_epochs):
         line = {"epoch": epoch, "train": {"loss": 1 / 3}, "validation": {"elbo": -10 / 7}, "calls": {"mean": 2.5}}

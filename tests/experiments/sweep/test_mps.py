@@ -1,4 +1,4 @@
-"""Runs that share a GPU: when a daemon is started, what is said, and that it ends with the sweep, however that ends.
+"""Runs that share a GPU: when a daemon is started, its messages, and that it ends with the sweep, however that ends.
 
 The daemon itself needs a GPU; a program of the same name that keeps a diary takes its place.
 """
@@ -15,14 +15,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from sparsum_experiments.sweep import Phase, PlannedRun, make_plan, mps, pool, sweep
+from sparsum_experiments.sweep import Phase, PlannedRun, launch, make_plan, mps, sweep
+from sparsum_experiments.sweep.launch import start_process
 from sparsum_experiments.sweep.mps import PROGRAM, private_daemon, sharing_gpu
-from sparsum_experiments.sweep.process import start_process
 
 
 @pytest.fixture
 def diary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a stand-in for the daemon's program, the first on the path, writes what it is told."""
+    """Where a stand-in for the daemon's program, the first on the path, writes its input."""
     written = tmp_path / "diary"
     program = tmp_path / "bin" / PROGRAM
     program.parent.mkdir()
@@ -45,9 +45,9 @@ def test_daemon_lives_as_long_as_the_sweep(tmp_path: Path, diary: Path) -> None:
     said: list[str] = []
     with sharing_gpu(plan(tmp_path, "cuda"), 2, said.append) as environment:
         folder = environment["CUDA_MPS_PIPE_DIRECTORY"]
-        assert diary.read_text() == f"start {folder}\n"
+        assert diary.read_text(encoding="utf-8") == f"start {folder}\n"
         assert Path(folder).is_dir()
-    assert diary.read_text() == f"start {folder}\nquit {folder}\n"
+    assert diary.read_text(encoding="utf-8") == f"start {folder}\nquit {folder}\n"
     assert not any(Path(path).exists() for path in environment.values())
     assert len(said) == 1
     assert "share the GPU" in said[0]
@@ -66,7 +66,7 @@ def test_no_daemon_where_it_would_not_help(
     assert said == []
 
 
-def test_sweep_goes_on_without_a_daemon_and_says_why(tmp_path: Path, diary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_continues_without_a_daemon_and_says_why(tmp_path: Path, diary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setenv("MPS_STATUS", "3")
     with sharing_gpu(plan(tmp_path, "cuda"), 2, said.append) as environment:
@@ -76,7 +76,7 @@ def test_sweep_goes_on_without_a_daemon_and_says_why(tmp_path: Path, diary: Path
         assert environment == {}
     failed, absent = said
     assert "did not start" in failed
-    assert "is not there" in absent
+    assert "is not installed" in absent
 
 
 def test_daemon_ends_when_the_sweep_is_killed(diary: Path) -> None:
@@ -110,11 +110,13 @@ def test_daemon_sees_all_gpus_and_the_runs_those_they_are_given(
     diary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "bin" / PROGRAM
-    program.write_text(program.read_text().replace("start $CUDA_MPS_PIPE_DIRECTORY", "sees <$CUDA_VISIBLE_DEVICES>"))
+    program.write_text(
+        program.read_text(encoding="utf-8").replace("start $CUDA_MPS_PIPE_DIRECTORY", "sees <$CUDA_VISIBLE_DEVICES>")
+    )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     with private_daemon(lambda _: None) as environment:
         assert "CUDA_VISIBLE_DEVICES" not in environment
-    assert diary.read_text().startswith("sees <>")
+    assert diary.read_text(encoding="utf-8").startswith("sees <>")
 
 
 def test_a_sweep_gives_its_runs_the_daemon(tmp_path: Path, diary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,10 +126,10 @@ def test_a_sweep_gives_its_runs_the_daemon(tmp_path: Path, diary: Path, monkeypa
 
     def start(run: PlannedRun, n_threads: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         seen.append(environment["CUDA_MPS_PIPE_DIRECTORY"])
-        assert diary.read_text() == f"start {seen[0]}\n"
+        assert diary.read_text(encoding="utf-8") == f"start {seen[0]}\n"
         return start_process(run, n_threads, environment)
 
-    monkeypatch.setattr(pool, "start_process", start)
+    monkeypatch.setattr(launch, "start_process", start)
     said: list[str] = []
     watcher = SimpleNamespace(look=lambda entries: None, say=said.append)
     options = {"batch_size": 1000, "warm_epochs": 0, "device": "cpu", "epochs": 1}
@@ -135,13 +137,13 @@ def test_a_sweep_gives_its_runs_the_daemon(tmp_path: Path, diary: Path, monkeypa
     assert [entry.phase for entry in entries] == [Phase.FINISHED] * 2
     assert not is_stopped
     assert len(seen) == 2
-    assert diary.read_text() == f"start {seen[0]}\nquit {seen[0]}\n"
+    assert diary.read_text(encoding="utf-8") == f"start {seen[0]}\nquit {seen[0]}\n"
     assert "share the GPU" in said[0]
 
 
 def wait_for(diary: Path, word: str) -> None:
     deadline = time.monotonic() + 60
-    while not diary.exists() or word not in diary.read_text():
+    while not diary.exists() or word not in diary.read_text(encoding="utf-8"):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -149,4 +151,4 @@ def wait_for(diary: Path, word: str) -> None:
 def test_an_error_within_ends_the_daemon(diary: Path) -> None:
     with pytest.raises(ZeroDivisionError), private_daemon(lambda _: None):
         _ = 1 / 0
-    assert diary.read_text().count("quit") == 1
+    assert diary.read_text(encoding="utf-8").count("quit") == 1

@@ -144,7 +144,7 @@ class Figure:
         return Axis(low - margin, high + margin, is_logarithmic), is_cut
 
 
-def _scaled(values: Iterable[float], is_logarithmic: bool) -> np.ndarray:  # noqa: FBT001
+def _scaled(values: Iterable[float], is_logarithmic: bool) -> np.ndarray:
     """The values that can be shown, on the scale of an axis."""
     axis = Axis(0, 1, is_logarithmic)
     found = np.array([value for value in values if axis.shows(value)], dtype=float)

@@ -21,7 +21,7 @@ Text = Annotated[str, pydantic.Field(max_length=300)]
 Probability = Annotated[float, pydantic.Field(ge=0, le=1)]
 
 _CLASSES = {
-    "fashion-mnist": "T-shirt,trousers,pullover,dress,coat,sandal,shirt,sneaker,bag,ankle boot".split(","),
+    "fashion-mnist": ["T-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"],
 }
 
 

@@ -1,4 +1,4 @@
-"""The signal game as the paper's REINFORCE rows with a 0/1 loss play it: the receiver draws its answer, too."""
+"""Estimators of the paper's experiments that are not in the library."""
 
 from __future__ import annotations
 
@@ -8,24 +8,40 @@ import torch
 from torch import Tensor
 
 import sparsum as sp
+from sparsum.estimators.relaxations import one_hot
+
+
+class ModeThrough(sp.estimators.StraightThrough):
+    r"""`sparsum.estimators.StraightThrough` at the mode instead of a sample, as in the paper's code for bits.
+
+    .. math:: \ell(z), \quad z = \arg\max p, \quad \partial z := \partial\, \mathrm{softmax}((\log p + g) / \tau)
+
+    The decoder never sees samples, and the value does not estimate the expected loss. It exists for comparison with the
+    paper's numbers.
+    """
+
+    def _relax(self, logits: Tensor, noise: Tensor) -> Tensor:
+        sampled = super()._relax(logits, noise)
+        # The hard part is a constant.
+        return one_hot(logits.detach().expand_as(noise)) + (sampled - sampled.detach())
 
 
 class ZeroOne(torch.nn.Module):
-    r"""The score function of two choices in a row, a symbol z and an answer a, whose loss is all or nothing.
+    r"""REINFORCE for the signal game with a 0/1 loss, in which the receiver samples its answer a to the symbol z.
 
     .. math:: (\ell - b) \bigl(\log \pi(z) + \log p(a \mid z)\bigr) - c H\bigl(p(\cdot \mid z)\bigr), \quad
         \ell = -[a = y], \quad z \sim \pi, \; a \sim p(\cdot \mid z)
 
-    The bonus for the receiver's entropy, as that for the sender's, is a gradient for the one whose entropy it is: the sender
-    gets none for symbols that leave the receiver in doubt.
+    The receiver's entropy bonus has a gradient with respect to the receiver only: it does not reward the sender for symbols
+    that leave the receiver uncertain.
 
     Args:
         entropy: c, the coefficient of the receiver's entropy bonus.
-        is_self_critic: whether b is the loss of a second, independent draw of both choices; else it is the mean of all
-            earlier losses.
+        is_self_critic: whether the baseline b is the loss of a second, independent sample of (z, a); else it is the mean of
+            all earlier losses.
     """
 
-    #: Whether to look for rows without a distribution, at the price of waits for the device.
+    #: Whether to check that the scores define distributions, which synchronises with the device.
     validate_args: bool = True
 
     #: See `forward`.
@@ -43,7 +59,7 @@ class ZeroOne(torch.nn.Module):
         target: Tensor,  # shape: (n,), y
         generator: torch.Generator | None = None,
     ) -> sp.estimators.Estimate:
-        """One draw for each game; the estimate's surrogate has the receiver's entropy bonus in it."""
+        """Draw one sample per game; the surrogate includes the receiver's entropy bonus."""
         senders = sp.Gibbs(scores, sp.OneOf(scores.shape[-1]), validate_args=self.validate_args)
         z, a, receivers = _draw(senders, answer, generator)
         value = _loss(a, target)
@@ -56,7 +72,7 @@ class ZeroOne(torch.nn.Module):
             if self.training:
                 self.baseline.update(value)
         surrogate = signal * (senders.log_prob(z) + receivers.log_prob(a))
-        # Only the gradient of the score function counts, so its value may be the loss.
+        # Only the gradient of the surrogate matters, so its value can be the loss.
         surrogate = value + (surrogate - surrogate.detach()) - self.entropy * receivers.entropy()
         calls = torch.full_like(target, 2 if self.baseline is None else 1)
         return sp.estimators.Estimate(surrogate, value, calls, senders)
@@ -67,7 +83,7 @@ def _draw(
     answer: Callable[[Tensor, Tensor], Tensor],
     generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor, sp.Gibbs]:
-    """A symbol and an answer for each game, and what the answer was drawn from."""
+    """Sample a symbol and an answer for each game; also returns the distribution of the answer."""
     z = senders.sample(generator=generator)
     log_probs = answer(z, torch.arange(len(z), device=z.device))
     receivers = sp.Gibbs(log_probs, sp.OneOf(log_probs.shape[-1]), validate_args=senders._validate_args)

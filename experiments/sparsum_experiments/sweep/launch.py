@@ -1,0 +1,216 @@
+"""The processes of a sweep: a limited number at a time, two attempts for each run."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sparsum_experiments.errors import UsageError
+from sparsum_experiments.files import printable, write_bytes
+from sparsum_experiments.runs import RunFolder
+from sparsum_experiments.sweep.mps import sharing_gpu
+from sparsum_experiments.sweep.plan import PlannedRun, State, check_plan, state_of
+
+#: How often a run is tried before it is given up.
+MAX_ATTEMPTS = 2
+#: How long runs may take to save when the sweep is stopped.
+GRACE_SECONDS = 30.0
+_POLL_SECONDS = 0.2
+# What separates the attempts in a log.
+_HEADER = "=== sparsum sweep: attempt of "
+
+
+class Phase(enum.StrEnum):
+    """What a run of a sweep is doing."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+@dataclass
+class Entry:
+    """A run of a sweep and its process."""
+
+    run: PlannedRun
+    phase: Phase
+    n_attempts: int = 0  # by this sweep
+    reason: str = ""  # why the last attempt failed
+    began_at: float = 0.0  # the last attempt, by `time.time`
+    seconds: float = 0.0  # of the attempts that have ended
+    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)  # of the attempt that is running
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal the process and its group, if it is running."""
+        if self.process is not None and self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+
+    def end(self) -> int:
+        """Wait for the process to end; returns its exit status."""
+        assert self.process is not None
+        assert self.process.stdin is not None
+        status = self.process.wait()
+        self.process.stdin.close()
+        self.process, self.seconds = None, self.seconds + time.time() - self.began_at
+        self.phase = Phase.FINISHED if state_of(self.run) is State.FINISHED else Phase.WAITING
+        return status
+
+
+class Watcher(Protocol):
+    """Shows a sweep."""
+
+    def look(self, entries: Sequence[Entry]) -> None:
+        """Called several times a second."""
+
+    def say(self, text: str) -> None:
+        """Called with each message."""
+
+
+def sweep(
+    plan: Sequence[PlannedRun], jobs: int, watcher: Watcher, *, grace_seconds: float = GRACE_SECONDS
+) -> tuple[list[Entry], bool]:
+    """Run everything in a plan that is not finished, some runs at a time; returns all runs, and whether it was stopped.
+
+    Interrupted runs are resumed. A run that fails is tried once more, after all others, and then given up: the reason is in
+    its entry and in ``failed.txt``. A later sweep tries it again. On Ctrl-C, SIGTERM or SIGHUP, all runs have
+    ``grace_seconds`` to save.
+
+    Raises:
+        UsageError: if a folder holds another run than the planned one; then nothing is started.
+    """
+    check_plan(plan)
+    n_threads = n_threads_of(jobs)
+    entries = [Entry(run, Phase.FINISHED if state_of(run) is State.FINISHED else Phase.WAITING) for run in plan]
+    try:
+        with (
+            _signals_as_interrupt(),
+            sharing_gpu([entry.run for entry in _unfinished(entries)], jobs, watcher.say) as environment,
+        ):
+            try:
+                while _unfinished(entries):
+                    _start(entries, jobs, n_threads, environment)
+                    watcher.look(entries)
+                    time.sleep(_POLL_SECONDS)
+                    _collect(entries, watcher)
+            except KeyboardInterrupt:
+                watcher.say("stopping: the runs are saving; press Ctrl-C again to stop at once")
+                return entries, True
+            finally:
+                _stop(entries, grace_seconds)
+    except KeyboardInterrupt:
+        return entries, True
+    return entries, False
+
+
+def _unfinished(entries: Sequence[Entry]) -> list[Entry]:
+    return [entry for entry in entries if entry.phase in {Phase.WAITING, Phase.RUNNING}]
+
+
+def _start(entries: Sequence[Entry], jobs: int, n_threads: int, environment: Mapping[str, str]) -> None:
+    """Start runs while fewer than ``jobs`` are running, those that have failed once last."""
+    waiting = sorted((entry for entry in entries if entry.phase is Phase.WAITING), key=lambda entry: entry.n_attempts)
+    n_free = jobs - sum(entry.phase is Phase.RUNNING for entry in entries)
+    for entry in waiting[: max(n_free, 0)]:
+        entry.process = start_process(entry.run, n_threads, environment)
+        entry.phase, entry.began_at = Phase.RUNNING, time.time()
+        entry.n_attempts += 1
+
+
+def _collect(entries: Sequence[Entry], watcher: Watcher) -> None:
+    """Look which processes have ended, and how."""
+    for entry in entries:
+        if entry.process is None or entry.process.poll() is None:
+            continue
+        status = entry.end()
+        if entry.phase is Phase.FINISHED:
+            watcher.say(f"{entry.run.key} finished in {entry.seconds:.0f} s")
+            continue
+        entry.reason, what = _reason(entry.run, status), "failed and will be tried once more"
+        if entry.n_attempts >= MAX_ATTEMPTS:
+            entry.phase, what = Phase.FAILED, "failed again and is given up"
+            write_bytes(RunFolder(entry.run.folder).failure_file, f"{entry.reason}\n".encode())
+        watcher.say(f"{entry.run.key} {what}: {entry.reason}")
+
+
+def _stop(entries: Sequence[Entry], grace_seconds: float) -> None:
+    """Let all runs save and stop; kill those that do not in time, or at once after another Ctrl-C.
+
+    They get SIGTERM: unlike SIGINT, it is not ignored where a shell started the sweep in the background, and it ends a
+    process at once that has nothing to save yet.
+    """
+    running = [entry for entry in entries if entry.process is not None]
+    for entry in running:
+        entry.send(signal.SIGTERM)
+    deadline = time.monotonic() + grace_seconds
+    with contextlib.suppress(KeyboardInterrupt):
+        while time.monotonic() < deadline and any(entry.process and entry.process.poll() is None for entry in running):
+            time.sleep(_POLL_SECONDS)
+    for entry in running:
+        entry.send(signal.SIGKILL)
+        entry.end()
+
+
+@contextlib.contextmanager
+def _signals_as_interrupt() -> Iterator[None]:
+    """Take SIGTERM, by which schedulers end a job, and SIGHUP for Ctrl-C, which may not be ignored."""
+    is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    numbers = (signal.SIGINT, signal.SIGTERM, *(() if is_nohup else (signal.SIGHUP,)))
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def n_threads_of(jobs: int) -> int:
+    """How many threads a run gets: OMP_NUM_THREADS if it is set, else its share of the cores."""
+    if typed := os.environ.get("OMP_NUM_THREADS"):
+        first = typed.split(",")[0].strip()
+        if not first.isdecimal() or int(first) < 1:
+            raise UsageError(f"the environment variable OMP_NUM_THREADS must be a positive integer, got {typed!r}")
+        return int(first)
+    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, n_cores // jobs)
+
+
+def command_of(run: PlannedRun) -> list[str]:
+    """The command of a run's process."""
+    evaluate = ["--then-evaluate"] if run.is_evaluated else []
+    return [sys.executable, "-m", "sparsum_experiments.sweep_process", str(run.folder), *evaluate, *run.arguments()]
+
+
+def start_process(run: PlannedRun, n_threads: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start the process of a run, in a group of its own, so that Ctrl-C reaches the sweep alone.
+
+    Its standard input is a pipe, by which it notices when this process ends: see `sparsum_experiments.sweep_process`.
+    """
+    run.folder.mkdir(parents=True, exist_ok=True)
+    RunFolder(run.folder).failure_file.unlink(missing_ok=True)
+    with run.log_file.open("ab") as log:
+        log.write(f"{_HEADER}{time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
+        log.flush()
+        whole = os.environ | {"OMP_NUM_THREADS": str(n_threads)} | dict(environment)
+        return subprocess.Popen(
+            command_of(run), stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=whole, process_group=0
+        )
+
+
+def _reason(run: PlannedRun, status: int) -> str:
+    """Why a process failed: its exit status, and the last lines that it printed."""
+    how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+    hint = ", possibly out of memory" if status == -signal.SIGKILL else ""
+    log = printable(run.log_file.read_text(encoding="utf-8", errors="replace"))
+    printed = [line.strip() for line in log.rsplit(_HEADER, 1)[-1].splitlines()[1:]]
+    last = " / ".join([line for line in printed if line][-3:]) or "it printed nothing"
+    return f"{how}{hint}; {last} (the whole log: {run.log_file})"
