@@ -26,7 +26,7 @@ from sparsum_experiments.report.latent.classes import ClassesView
 from sparsum_experiments.report.latent.symbols import Concept, SymbolsView
 from sparsum_experiments.report.latent.view import AbstractView
 from sparsum_experiments.report.recording import record_runs
-from sparsum_experiments.runs import find_runs, read_records, records_file, write_records
+from sparsum_experiments.runs import find_runs, read_records, read_run, records_file, write_records
 from sparsum_experiments.signal_game import SignalGame
 from sparsum_experiments.ssvae import SemisupervisedVAE
 from sparsum_experiments.training.evaluate import evaluate_run, restore_experiment
@@ -219,7 +219,7 @@ def test_what_does_not_fit_into_half_precision_is_told() -> None:
 def test_best_run_of_each_number_of_bits_is_shown(runs: Callable[..., pathlib.Path], tmp_path: pathlib.Path) -> None:
     place = runs("topk", "sampled", "sparsemap", "classes", "symbols")
     page = page_of(place, out=tmp_path / "page.html")
-    best = max(("topk", "sampled"), key=lambda name: report.read_run(place / name).validation["elbo"])
+    best = max(("topk", "sampled"), key=lambda name: read_run(place / name).validation["elbo"])
     assert f"{RUNS[best][1]} (" in text_of(page).partition("What the bits learned")[2][:60]
     assert page.count('"weights":') == 2
     assert page.count("class BitsView") == 1

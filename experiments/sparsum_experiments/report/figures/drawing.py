@@ -38,7 +38,7 @@ _SHAPES = (
     "M-1.2,0L.9,1.15V-1.15Z",
     "M-1.1,-1.2H1.1L-1.1,1.2H1.1Z",
 )
-_LOOK = {
+_LOOK: dict[str, Any] = {
     "background": "transparent",
     "aria": False,
     "view": {"stroke": None},
@@ -120,9 +120,9 @@ class Drawing:
         y = axis(self.y, self.figure.y_label, titleX=-50, ticks=False, domain=False)
         styles = sorted({series.style for series in self.figure.series})
         dashes = altair.Scale(domain=styles, range=[_DASHES[style % len(_DASHES)] for style in styles])
-        path = {"clip": True, "invalid": "break-paths-filter-domains"}
-        thin = {"strokeWidth": 1, "opacity": 0.4} if self.figure.has_points else {"strokeWidth": 1.8}
-        pixels = {"x": altair.X("x:Q", scale=None), "y": altair.Y("y:Q", scale=None)}
+        path: dict[str, Any] = {"clip": True, "invalid": "break-paths-filter-domains"}
+        thin: dict[str, Any] = {"strokeWidth": 1, "opacity": 0.4} if self.figure.has_points else {"strokeWidth": 1.8}
+        pixels: dict[str, Any] = {"x": altair.X("x:Q", scale=None), "y": altair.Y("y:Q", scale=None)}
         chart = altair.layer(
             layer("lines", "area", opacity=0.16, **path).encode(x, altair.Y("low:Q", **y), y2="high:Q"),
             layer("lines", "line", **thin, **path).encode(

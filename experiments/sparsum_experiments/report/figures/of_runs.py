@@ -43,9 +43,8 @@ class _Drawn(NamedTuple):
         n = len(curve[0])
         chosen = np.unique(np.linspace(0, n - 1, min(n, self.n_points)).round().astype(int)).tolist()
         places = [x[i] for i in chosen] if x else [i + 1 for i in chosen]
-        return Series(
-            self.summary.method, self.style, places, *([each[i] for i in chosen] if each else [] for each in curve)
-        )
+        y, low, high = ([each[i] for i in chosen] if each else [] for each in curve)
+        return Series(self.summary.method, self.style, places, y, low, high)
 
     def by_epoch(self, value: Callable[[dict[str, Any]], float]) -> np.ndarray:
         """A value of each seed at each epoch that all seeds have reached: (n_seeds, n_epochs)."""

@@ -97,7 +97,7 @@ def latent_of_run(path: pathlib.Path, data_dir: str | None = None) -> Latent:
     args, hidden = experiment.args, place_options(experiment.name) - {"seed"}
     config = rounded(args.model_dump(exclude=hidden) | {"data": args.data_name})
     own = {name: config.get(name) for name in ("data", "method", "bits", "seed")}
-    return Latent(experiment=experiment.name, config=config, view=view, **own)
+    return Latent.model_validate(own | {"experiment": experiment.name, "config": config, "view": view})
 
 
 def _reason(path: pathlib.Path, error: Exception) -> str:
