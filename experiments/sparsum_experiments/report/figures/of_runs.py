@@ -70,11 +70,11 @@ def _calls(name: str) -> Callable[[dict[str, Any]], float]:
 
 
 def styles_of(section: Section) -> dict[str, int]:
-    """The style of each method that is drawn, in the order of the experiment; methods look the same in all sections."""
-    drawn = {summary.method for summary in section.best}
-    known = list(dict.fromkeys(method for name in NAMES for method in experiment_class(name).methods))
-    styles = {method: i for i, method in enumerate([*known, *sorted(drawn - set(known))])}
-    return {method: styles[method] for method in dict.fromkeys([*section.kind.methods, *styles]) if method in drawn}
+    """The style of each method that is drawn, in the order of the experiment; ours look the same in all sections."""
+    drawn, own = {summary.method for summary in section.best}, section.kind.methods
+    every = [method for name in NAMES for method in experiment_class(name).methods] if not section.kind.is_own else own
+    styles = {method: i for i, method in enumerate(dict.fromkeys([*every, *sorted(drawn)]))}
+    return {method: styles[method] for method in dict.fromkeys([*own, *styles]) if method in drawn}
 
 
 @np.errstate(all="ignore")  # runs that diverged are drawn, too

@@ -1,8 +1,8 @@
-// The switches of the bit-vector VAE: its decoder runs here, in plain numbers, and draws what a code means.
+// The switches of the bit-vector VAE: runs its decoder and draws what a code decodes to.
 (() => {
   "use strict";
 
-  /** Numbers in half precision, the lower byte first, as floats. */
+  /** Floats from half precision, little-endian. */
   function fromHalves(bytes) {
     const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
     const out = new Float32Array(bytes.length / 2);
@@ -11,7 +11,7 @@
       const sign = half & 0x8000 ? -1 : 1;
       const exponent = (half >> 10) & 0x1f;
       const fraction = half & 0x3ff;
-      // The file holds finite numbers alone: no exponent is 31.
+      // The file holds only finite numbers: no exponent is 31.
       out[i] = sign * (exponent ? (1 + fraction / 1024) * 2 ** (exponent - 15) : fraction * 2 ** -24);
     }
     return out;
@@ -38,8 +38,8 @@
       this.levelBias = take(this.nLevels);
     }
 
-    /** Of a code, an array of 0 and 1: the expected and the most probable level of each pixel, and a function that says
-     * how many bits per pixel an image takes. */
+    /** For a code, an array of 0 and 1: the expected and the most probable level of each pixel, and a function that
+     * returns how many bits per pixel an image takes. */
     decode(code) {
       const features = this.features(code);
       const expected = new Float32Array(this.nPixels);
@@ -134,7 +134,7 @@
       this.back = make("button", { type: "button", className: "latent-back" }, "back to the chosen code");
       this.back.addEventListener("click", () => {
         this.chooseAtom(this.atom);
-        // The button is off now, and what is off loses the focus.
+        // A disabled button loses the focus.
         this.atomButtons[this.atom].focus();
       });
       root.append(...this.layOut());
@@ -272,7 +272,7 @@
       this.atomButtons.forEach((each, i) => each.setAttribute("aria-pressed", String(i === this.atom)));
     }
 
-    /** Decode, and show the switches as they are. */
+    /** Decode, and update the switches. */
     show() {
       const decoded = this.decoder.decode(this.code);
       this.draw(this.decoded, this.levelsOf(decoded));
@@ -288,11 +288,11 @@
       });
       const cost = decoded.bitsPerPixel(this.images[this.image]);
       this.caption.textContent = `decoded; the image takes ${cost.toFixed(3)} bits per pixel`;
-      this.status.textContent = moved.length ? `Switched away from the chosen code: ${moved.join(", ")}.` : "The chosen code as it is.";
+      this.status.textContent = moved.length ? `Switched away from the chosen code: ${moved.join(", ")}.` : "The chosen code, unchanged.";
       this.back.disabled = !moved.length;
     }
 
-    /** Arrow keys go from switch to switch, through the rows that the grid happens to have. */
+    /** Arrow keys move between switches, in the rows of the current layout. */
     move(event) {
       const here = this.switches.indexOf(document.activeElement);
       if (here < 0 || event.altKey || event.ctrlKey || event.metaKey) return;
