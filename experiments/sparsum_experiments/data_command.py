@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import pathlib
+import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -102,13 +102,6 @@ def features(folder: pathlib.Path, out: pathlib.Path, network: str, size: int, b
     _print(files)
 
 
-def _print(lines: Iterable[object]) -> None:
-    from sparsum_experiments.files import printable
-
-    for line in lines:
-        click.echo(printable(str(line)))
-
-
 @contextmanager
 def _progress(title: str, column: ProgressColumn) -> Iterator[Callable[[int, int], None]]:
     from rich.console import Console
@@ -132,13 +125,12 @@ def _device(text: str) -> torch.device:
 
 def _network(place: str) -> Any:
     """What the function that a user named returns; modules are searched for in the current folder, too."""
-    module, colon, name = place.partition(":")
-    if not colon:
+    if ":" not in place:
         raise UsageError(f"--network must be MODULE:FUNCTION, got {place!r}")
     sys.path.insert(0, "")
     try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        found = pkgutil.resolve_name(place)
+    except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(f"--network {place}: {error}") from error
     made = found() if callable(found) else None
     if not hasattr(made, "to"):
