@@ -54,13 +54,13 @@ def known(data_dir: str | PathLike[str]) -> list[Known]:
     digits = Known(DIGITS, experiments, "1,797 images of 8 x 8, 17 grey levels", 0, found)
     folders = sorted(data_dir.iterdir()) if data_dir.is_dir() else []
     own = [Source.own(folder) for folder in folders if folder.name not in NAMES and has_images(folder)]
-    games = [
-        Known(
-            name, ("signal-game",), "features of images", sum((folder / file).stat().st_size for file in FILES), str(folder)
-        )
-        for name, folder in game_folders(data_dir).items()
-    ]
-    return [digits, *(_known_images(source, data_dir) for source in (*SOURCES.values(), *own)), *games]
+    images = [_known_images(source, data_dir) for source in (*SOURCES.values(), *own)]
+    return [digits, *images, *(_known_games(folder) for folder in game_folders(data_dir).values())]
+
+
+def _known_games(folder: Path) -> Known:
+    n_bytes = sum((folder / file).stat().st_size for file in FILES)
+    return Known(folder.name, ("signal-game",), "features of images", n_bytes, str(folder))
 
 
 def _known_images(source: Source, data_dir: Path) -> Known:
@@ -99,11 +99,8 @@ def check(name: str, data_dir: str | PathLike[str]) -> list[Finding]:
         return _check_images(SOURCES[name], data_dir)
     folder = find_folder(name, data_dir, (*NAMES, *game_folders(data_dir)), option="")
     is_images = has_images(folder)
-    findings = (
-        _check_images(Source.own(folder), data_dir)
-        if is_images
-        else [_check(folder / file, partial(read_npz, folder / file)) for file in FILES]
-    )
+    findings = [_check(folder / file, partial(read_npz, folder / file)) for file in FILES if not is_images]
+    findings += _check_images(Source.own(folder), data_dir) if is_images else []
     if all(finding.state == "right" for finding in findings):
         try:
             (load_images if is_images else load_games)(folder.resolve(), folder)

@@ -53,7 +53,7 @@ def make_features(
             if progress is not None:
                 progress(start + len(some), len(paths))
     x = torch.cat(batches).numpy()
-    return _save(Path(out), [{"x": x[some], "y": y[some], "names": np.array(concepts)} for some in (~is_test, is_test)])
+    return _save(Path(out), [(x[some], y[some], np.array(concepts)) for some in (~is_test, is_test)])
 
 
 def _list(folder: Path, test_fraction: float) -> tuple[list[str], list[Path], np.ndarray, np.ndarray]:
@@ -123,13 +123,13 @@ def _checked(features: Tensor, paths: Sequence[Path], earlier: Sequence[Tensor])
     return features
 
 
-def _save(out: Path, contents: Sequence[dict[str, np.ndarray]]) -> tuple[Path, Path]:
+def _save(out: Path, contents: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> tuple[Path, Path]:
     parts = [out / f"{name}.part" for name in FILES]
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for part, content in zip(parts, contents, strict=True):
+        for part, (x, y, names) in zip(parts, contents, strict=True):
             with part.open("wb") as file:
-                np.savez(file, **content)
+                np.savez(file, x=x, y=y, names=names)
                 file.flush()
                 os.fsync(file.fileno())
         train, test = (part.replace(part.with_suffix("")) for part in parts)  # both are complete before either gets its name

@@ -108,8 +108,9 @@ def load_games(
     """
     if name_or_folder == DIGITS:
         images = load_images(DIGITS, "")
-        splits = [Features.from_unsorted(split.x / 16, split.y) for split in (images.train, images.validation, images.test)]
-        games = Games(DIGITS, *splits, tuple(map(str, range(10))), _N_IMAGES_OF_DIGITS, images.digests)
+        splits = (images.train, images.validation, images.test)
+        train, validation, test = (Features.from_unsorted(split.x / 16, split.y) for split in splits)
+        games = Games(DIGITS, train, validation, test, tuple("0123456789"), _N_IMAGES_OF_DIGITS, images.digests)
     else:
         games = _from_folder(find_folder(fspath(name_or_folder), Path(data_dir), (DIGITS, *game_folders(Path(data_dir)))))
     for split, features in (("train", games.train), ("validation", games.validation), ("test", games.test)):

@@ -29,10 +29,8 @@ class Movable:
 
     def to(self, device: torch.device | str) -> Self:
         """The same on a device."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return replace(
-            self, **{key: value.to(device) for key, value in values.items() if isinstance(value, Tensor | Movable)}
-        )
+        values = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return replace(self, **{name: value.to(device) for name, value in values if isinstance(value, Tensor | Movable)})
 
 
 @dataclass(frozen=True, eq=False)
