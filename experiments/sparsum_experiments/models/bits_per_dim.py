@@ -106,10 +106,7 @@ def bits_per_dim(
     return metrics | ({"n_annealed": float(len(first))} if n_annealed else {})
 
 
-def annealed_mean(
-    annealed: LogLikelihood,  # of the first m rows
-    sampled: LogLikelihood,  # of all n rows
-) -> tuple[float, float]:
+def annealed_mean(annealed: LogLikelihood, sampled: LogLikelihood) -> tuple[float, float]:  # of the first m and all n rows
     """Estimate the mean of the annealed log-likelihood over all rows, and its standard error, from the first m rows.
 
     A control variate: the mean gain of annealing on the first rows is added to the sampled mean of all rows. The gain varies

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import filelock
@@ -71,16 +71,11 @@ def cached(
         return weights
 
 
-@contextlib.contextmanager
-def _locked(file: pathlib.Path, say: Callable[[str], None]) -> Iterator[None]:
+def _locked(file: pathlib.Path, say: Callable[[str], None]) -> contextlib.AbstractContextManager[object]:
     """Let one process at a time compute a file; the lock of a process that dies is free again."""
-    lock = filelock.FileLock(file, timeout=_WAIT_SECONDS)
+    lock = filelock.FileLock(file)
     try:
-        lock.acquire()
+        return lock.acquire(timeout=_WAIT_SECONDS)
     except filelock.Timeout:
         say("waiting for another run that computes the same warm start ...")
-        lock.acquire(timeout=-1)
-    try:
-        yield
-    finally:
-        lock.release()
+        return lock.acquire(timeout=-1)
