@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import pathlib
+import pkgutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sparsum_experiments.errors import UsageError
+from sparsum_experiments.files import printable
 
 if TYPE_CHECKING:
-    import torch
     from rich.progress import ProgressColumn
 
 _path = click.Path(path_type=pathlib.Path)
@@ -33,14 +33,14 @@ def list_all(data_dir: pathlib.Path) -> None:
     from rich.console import Console
     from rich.table import Column, Table
 
-    from sparsum_experiments import data, files
+    from sparsum_experiments import data
 
     table = Table("name", "experiments", "content", "size", Column("found in", overflow="fold"))
     for known in data.known(data_dir):
         size = f"{known.n_bytes / 2**20:.0f} MB" if known.n_bytes else ""
         found = known.found if known.found is not None else f"nowhere: sparsum data get {known.name} --data-dir {data_dir}"
         row = (known.name, ", ".join(known.experiments), known.content, size, found)
-        table.add_row(*map(files.printable, row))
+        table.add_row(*map(printable, row))
     Console(markup=False).print(table)
 
 
@@ -58,7 +58,8 @@ def get(name: str, data_dir: pathlib.Path) -> None:
 
     with _progress(name, DownloadColumn()) as progress:
         files = data.get(name, data_dir, progress=progress)
-    _print(files or [f"{name} comes with a package: there is nothing to download"])
+    lines = "\n".join(map(str, files)) or f"{name} comes with a package: there is nothing to download"
+    click.echo(printable(lines))
 
 
 @data_command.command()
@@ -72,7 +73,8 @@ def check(name: str, data_dir: pathlib.Path) -> None:
     from sparsum_experiments import data
 
     findings = data.check(name, data_dir)
-    _print(f"{finding.state:9} {finding.file}  {finding.detail}" for finding in findings)
+    for finding in findings:
+        click.echo(printable(f"{finding.state:9} {finding.file}  {finding.detail}"))
     if any(finding.state != "right" for finding in findings):
         sys.exit(1)
 
@@ -91,22 +93,19 @@ def features(folder: pathlib.Path, out: pathlib.Path, network: str, size: int, b
 
     Example: sparsum data features photos features --network my_networks:vgg16
     """
+    import torch
     from rich.progress import MofNCompleteColumn
 
     from sparsum_experiments import data
 
-    place = _device(device)
-    made = _network(network).to(place)
+    n_gpus = torch.cuda.device_count()
+    valid = ["cpu", *(["cuda"] if n_gpus else []), *(f"cuda:{i}" for i in range(n_gpus))]
+    if device not in valid:
+        raise UsageError(f"--device {device}: not available here; valid: {', '.join(valid)}")
+    made = _network(network).to(device)
     with _progress("images", MofNCompleteColumn()) as progress:
-        files = data.make_features(folder, made, out, size=size, batch_size=batch_size, device=place, progress=progress)
-    _print(files)
-
-
-def _print(lines: Iterable[object]) -> None:
-    from sparsum_experiments.files import printable
-
-    for line in lines:
-        click.echo(printable(str(line)))
+        files = data.make_features(folder, made, out, size=size, batch_size=batch_size, device=device, progress=progress)
+    click.echo(printable("\n".join(map(str, files))))
 
 
 @contextmanager
@@ -120,25 +119,14 @@ def _progress(title: str, column: ProgressColumn) -> Iterator[Callable[[int, int
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _device(text: str) -> torch.device:
-    import torch
-
-    n_gpus = torch.cuda.device_count()
-    valid = ["cpu", *(["cuda"] if n_gpus else []), *(f"cuda:{i}" for i in range(n_gpus))]
-    if text not in valid:
-        raise UsageError(f"--device {text}: not available here; valid: {', '.join(valid)}")
-    return torch.device(text)
-
-
 def _network(place: str) -> Any:
     """What the function that a user named returns; modules are searched for in the current folder, too."""
-    module, colon, name = place.partition(":")
-    if not colon:
+    if ":" not in place:
         raise UsageError(f"--network must be MODULE:FUNCTION, got {place!r}")
     sys.path.insert(0, "")
     try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        found = pkgutil.resolve_name(place)
+    except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(f"--network {place}: {error}") from error
     made = found() if callable(found) else None
     if not hasattr(made, "to"):

@@ -5,15 +5,12 @@ draws a batch of games there. `get`, `check` and `known` download, verify and li
 the files of a signal game from a folder of images.
 """
 
-from sparsum_experiments.data.checking import Finding as Finding
-from sparsum_experiments.data.checking import Known as Known
-from sparsum_experiments.data.checking import check as check
-from sparsum_experiments.data.checking import known as known
-from sparsum_experiments.data.download import DownloadFailed as DownloadFailed
-from sparsum_experiments.data.download import get as get
+from sparsum_experiments.data.catalogue import DownloadFailed as DownloadFailed
+from sparsum_experiments.data.catalogue import check as check
+from sparsum_experiments.data.catalogue import get as get
+from sparsum_experiments.data.catalogue import known as known
 from sparsum_experiments.data.extraction import make_features as make_features
-from sparsum_experiments.data.features import Features as Features
-from sparsum_experiments.data.games import Drawn as Drawn
+from sparsum_experiments.data.games import Features as Features
 from sparsum_experiments.data.games import Games as Games
 from sparsum_experiments.data.games import draw_games as draw_games
 from sparsum_experiments.data.games import load_games as load_games

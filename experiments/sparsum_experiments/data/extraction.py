@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsum_experiments.data.features import FILES
+from sparsum_experiments.data.games import FILES
 from sparsum_experiments.data.images import fixed_permutation
 from sparsum_experiments.files import printable
 
@@ -32,24 +32,12 @@ def make_features(
 ) -> tuple[Path, Path]:
     """Write ``train.npz`` and ``test.npz`` for `load_games`: the features that a network computes from images.
 
+    The folder has one sub-folder for each concept, named like it, with its images at any depth. A fixed permutation puts
+    ``test_fraction`` of each concept's images, at least one, into ``test.npz``.
+
     Images are cropped to a square around their centre, scaled to ``size`` and passed as red, green and blue from 0 to 1; a
-    network that expects anything else, such as a subtracted mean, does that itself. On the command line it is
-    ``sparsum data features FOLDER OUT --network module:function``.
-
-    Args:
-        folder: one sub-folder for each concept, named like it, with its images at any depth.
-        network: from (n, 3, size, size), float32 on ``device``, to features (n, d); a module is put in evaluation mode.
-        out: the folder for the two files, which are replaced if they exist.
-        size: height and width of the images that the network gets.
-        batch_size: how many images it gets at a time.
-        test_fraction: the part of each concept's images, at least one, that a fixed permutation puts into ``test.npz``.
-        device: where the network is.
-        progress: called with the number of images done and the total.
-
-    Raises:
-        ImportError: without Pillow, which reads the images.
-        OSError: if the folder does not exist, or the files cannot be written.
-        ValueError: if there are too few images, one cannot be read, or the network does not return features.
+    network that expects anything else, such as a subtracted mean, does that itself. It maps (n, 3, size, size), float32 on
+    ``device``, to features (n, d); a module is put in evaluation mode.
     """
     if size < 1 or batch_size < 1:
         raise ValueError(f"size is {size} and batch_size {batch_size}, both must be at least 1")
@@ -65,7 +53,7 @@ def make_features(
             if progress is not None:
                 progress(start + len(some), len(paths))
     x = torch.cat(batches).numpy()
-    return _save(Path(out), [(x[chosen], y[chosen]) for chosen in (~is_test, is_test)], np.array(concepts))
+    return _save(Path(out), [(x[some], y[some], np.array(concepts)) for some in (~is_test, is_test)])
 
 
 def _list(folder: Path, test_fraction: float) -> tuple[list[str], list[Path], np.ndarray, np.ndarray]:
@@ -81,14 +69,11 @@ def _list(folder: Path, test_fraction: float) -> tuple[list[str], list[Path], np
             raise ValueError(f"{folder} has a sub-folder {name!a}, whose name cannot be printed: rename it")
         found = sorted(path for path in (folder / name).rglob("*") if _is_picture(path))
         if len(found) < 2:
-            raise ValueError(
-                f"{folder / name} has {len(found)} image(s), expected at least 2: for training and for the test"
-            )
+            raise ValueError(f"{folder / name} has {len(found)} image(s), expected at least 2: for training and the test")
         n_test = min(max(1, round(test_fraction * len(found))), len(found) - 1)
-        tests = set(fixed_permutation(len(found), "features", name)[:n_test].tolist())
         paths += found
         y += [concept] * len(found)
-        is_test += [i in tests for i in range(len(found))]
+        is_test += (fixed_permutation(len(found), "features", name).argsort() < n_test).tolist()
     return concepts, paths, np.array(y), np.array(is_test)
 
 
@@ -97,10 +82,7 @@ def _is_picture(path: Path) -> bool:
     return path.suffix.lower() in _ENDINGS and not path.name.startswith(".") and path.is_file()
 
 
-def _read_picture(
-    path: Path,
-    size: int,
-) -> Tensor:  # shape: (3, size, size), float32
+def _read_picture(path: Path, size: int) -> Tensor:  # shape: (3, size, size), float32
     try:
         from PIL import Image, ImageOps
     except ImportError as error:
@@ -116,14 +98,13 @@ def _read_picture(
 @contextmanager
 def _evaluating(network: object) -> Iterator[None]:
     """Put a module in evaluation mode, and back afterwards; other functions are left alone."""
-    modules = list(network.modules()) if isinstance(network, torch.nn.Module) else []
-    modes = [module.training for module in modules]
+    modes = {module: module.training for module in network.modules()} if isinstance(network, torch.nn.Module) else {}
     try:
-        for module in modules:
+        for module in modes:
             module.training = False
         yield
     finally:
-        for module, mode in zip(modules, modes, strict=True):
+        for module, mode in modes.items():
             module.training = mode
 
 
@@ -142,21 +123,19 @@ def _checked(features: Tensor, paths: Sequence[Path], earlier: Sequence[Tensor])
     return features
 
 
-def _save(out: Path, contents: Sequence[tuple[np.ndarray, np.ndarray]], names: np.ndarray) -> tuple[Path, Path]:
-    paths = out / FILES[0], out / FILES[1]
-    parts = [path.with_name(f"{path.name}.part") for path in paths]
+def _save(out: Path, contents: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> tuple[Path, Path]:
+    parts = [out / f"{name}.part" for name in FILES]
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for part, (x, y) in zip(parts, contents, strict=True):
+        for part, (x, y, names) in zip(parts, contents, strict=True):
             with part.open("wb") as file:
                 np.savez(file, x=x, y=y, names=names)
                 file.flush()
                 os.fsync(file.fileno())
-        for part, path in zip(parts, paths, strict=True):  # both are complete before either gets its name
-            os.replace(part, path)
+        train, test = (part.replace(part.with_suffix("")) for part in parts)  # both are complete before either gets its name
     except OSError as error:
         raise OSError(f"{out}: {' and '.join(FILES)} could not be written ({error.strerror or error})") from error
     finally:
         for part in parts:
             part.unlink(missing_ok=True)
-    return paths
+    return train, test

@@ -1,23 +1,27 @@
-"""Signal games: the images that they are made of, and drawing them."""
+"""Signal games: features of images by concept, the files that they are stored in, and drawing games."""
 
 from __future__ import annotations
 
+import io
+import math
+import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from os import PathLike, fspath
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sparsum_experiments.data.features import FILES, Arrays, Features, read_npz
-from sparsum_experiments.data.images import load_images
-from sparsum_experiments.data.sources import DIGITS, find_folder
+from sparsum_experiments.data.images import Movable, load_images
+from sparsum_experiments.data.sources import DIGITS, BadFile, digest, find_folder, read_regular, refuse_bomb
 
-#: How many images a game has.
-N_IMAGES, N_IMAGES_OF_DIGITS = 16, 8
-
+#: The two files of a signal game.
+FILES = ("train.npz", "test.npz")
+# How many images a game has.
+_N_IMAGES, _N_IMAGES_OF_DIGITS = 16, 8
 # One in this many images of each concept is held out of the training file for validation.
 _HELD_OUT = 10
 # Random numbers so large that their remainders are as good as uniform.
@@ -25,7 +29,49 @@ _LARGE = 1 << 62
 
 
 @dataclass(frozen=True, eq=False)
-class Games:
+class Features(Movable):
+    """Features of images, sorted by concept.
+
+    >>> features = Features.from_unsorted(torch.tensor([[0.0, 2.0], [3.0, 4.0], [1.0, 0.0]]), torch.tensor([4, 1, 4]))
+    >>> features.x
+    tensor([[0.6000, 0.8000],
+            [0.0000, 1.0000],
+            [1.0000, 0.0000]])
+    >>> features.concept, features.first, features.count
+    (tensor([1, 4, 4]), tensor([0, 1]), tensor([1, 2]))
+    """
+
+    x: Tensor  # shape: (n, d), float32, of norm 1
+    concept: Tensor  # shape: (n,), int64, sorted
+    first: Tensor  # shape: (n_concepts,), int64: the first image of each concept that occurs
+    count: Tensor  # shape: (n_concepts,), int64: how many images it has
+
+    @classmethod
+    def from_unsorted(
+        cls,
+        x: Tensor,  # shape: (n, d), float32, finite, no row all zero
+        concept: Tensor,  # shape: (n,), int64
+    ) -> Features:
+        """Features in any order and of any norm."""
+        concept, order = concept.sort(stable=True)
+        _, count = concept.unique_consecutive(return_counts=True)
+        x = x[order]
+        # By the largest entry first: the squares of very large or small ones do not fit into float32.
+        for norm in (torch.inf, 2):
+            x /= torch.linalg.vector_norm(x, norm, dim=1, keepdim=True)  # in place: x may fill much of the memory
+        return cls(x, concept, count.cumsum(0) - count, count)
+
+    def __len__(self) -> int:
+        return len(self.concept)
+
+    @property
+    def n_concepts(self) -> int:
+        """How many concepts occur."""
+        return len(self.first)
+
+
+@dataclass(frozen=True, eq=False)
+class Games(Movable):
     """What signal games are made of; the splits are disjoint."""
 
     name: str
@@ -41,16 +87,11 @@ class Games:
         """Features of an image."""
         return self.train.x.shape[1]
 
-    def to(self, device: torch.device | str) -> Games:
-        """The same on a device."""
-        splits = {name: getattr(self, name).to(device) for name in ("train", "validation", "test")}
-        return replace(self, **splits)
-
 
 def load_games(
     name_or_folder: str | PathLike[str], data_dir: str | PathLike[str], *, device: torch.device | str = "cpu"
 ) -> Games:
-    """The images of signal games, with a split that never changes.
+    """The images of signal games, with a split that never changes: ``digits``, or a folder, also in ``data_dir``.
 
     The ``digits`` are ten concepts, with 8 images to a game; their features are their pixels, and they are split as for
     `load_images`. A folder holds ``train.npz`` and ``test.npz``, each with
@@ -64,26 +105,15 @@ def load_games(
     >>> games = load_games("digits", "data")
     >>> games.train.x.shape, games.train.n_concepts, games.n_images
     (torch.Size([1197, 64]), 10, 8)
-
-    Args:
-        name_or_folder: ``digits``, a folder, or the name of a folder in ``data_dir``.
-        data_dir: the folder of all data.
-        device: where the tensors will be.
-
-    Raises:
-        UsageError: if there is neither a data set nor a folder of this name.
-        FileNotFoundError: if a file is missing.
-        ValueError: if a file cannot be used, or there are too few concepts.
     """
     if name_or_folder == DIGITS:
-        games = _digits()
+        images = load_images(DIGITS, "")
+        splits = (images.train, images.validation, images.test)
+        train, validation, test = (Features.from_unsorted(split.x / 16, split.y) for split in splits)
+        games = Games(DIGITS, train, validation, test, tuple("0123456789"), _N_IMAGES_OF_DIGITS, images.digests)
     else:
-        folder = find_folder(fspath(name_or_folder), Path(data_dir), (DIGITS, *game_folders(Path(data_dir))))
-        if folder.resolve().name == DIGITS:
-            raise ValueError(f"{folder} is named {DIGITS}, like the data set of scikit-learn: rename the folder")
-        games = _from_files(folder, read_npz(folder / FILES[0]), read_npz(folder / FILES[1]))
-    for split in ("train", "validation", "test"):
-        features: Features = getattr(games, split)
+        games = _from_folder(find_folder(fspath(name_or_folder), Path(data_dir), (DIGITS, *game_folders(Path(data_dir)))))
+    for split, features in (("train", games.train), ("validation", games.validation), ("test", games.test)):
         if features.n_concepts < games.n_images:
             found = f"{games.name} has {features.n_concepts} in its {split} data"
             raise ValueError(f"a game has images of {games.n_images} concepts, and {found}")
@@ -96,19 +126,14 @@ def game_folders(data_dir: Path) -> dict[str, Path]:
     return {folder.name: folder for folder in folders if all((folder / file).is_file() for file in FILES)}
 
 
-def _digits() -> Games:
-    images = load_images(DIGITS, "")
-    splits = (images.train, images.validation, images.test)
-    train, validation, test = (Features.from_unsorted(split.x / 16, split.y) for split in splits)
-    return Games(DIGITS, train, validation, test, tuple(map(str, range(10))), N_IMAGES_OF_DIGITS, images.digests)
-
-
-def _from_files(folder: Path, train: Arrays, test: Arrays) -> Games:
+def _from_folder(folder: Path) -> Games:
+    if folder.resolve().name == DIGITS:
+        raise ValueError(f"{folder} is named {DIGITS}, like the data set of scikit-learn: rename the folder")
+    train, test = (read_npz(folder / file) for file in FILES)
     if train.x.shape[1] != test.x.shape[1]:
         raise ValueError(f"{folder}: {FILES[0]} has {train.x.shape[1]} features per image, {FILES[1]} {test.x.shape[1]}")
     # Renumbered from 0 over both files: either may lack a concept.
     numbers, concept = torch.cat([train.y, test.y]).unique(return_inverse=True)
-    names = _names(folder, train.names, test.names, numbers)
     concept, test_concept = concept.split([len(train.y), len(test.y)])
     is_held_out = held_out(concept)
     return Games(
@@ -116,8 +141,8 @@ def _from_files(folder: Path, train: Arrays, test: Arrays) -> Games:
         train=Features.from_unsorted(train.x[~is_held_out], concept[~is_held_out]),
         validation=Features.from_unsorted(train.x[is_held_out], concept[is_held_out]),
         test=Features.from_unsorted(test.x, test_concept),
-        names=names,
-        n_images=N_IMAGES,
+        names=_names_of(folder, train.names, test.names, numbers.tolist()),
+        n_images=_N_IMAGES,
         digests={FILES[0]: train.digest, FILES[1]: test.digest},
     )
 
@@ -128,23 +153,122 @@ def held_out(concept: Tensor) -> Tensor:  # shape: (n,), int64, to (n,), bool
     count = concept.bincount()
     n_left = count.cumsum(0)[concept[order]] - torch.arange(len(concept))  # of the same concept, this one included
     n_held_out = torch.where(count > 1, (count / _HELD_OUT).round().clamp_min(1), 0)
-    is_held_out = torch.empty(len(concept), dtype=torch.bool)
-    is_held_out[order] = n_left <= n_held_out[concept[order]]
-    return is_held_out
+    return torch.empty(len(concept), dtype=torch.bool).index_copy_(0, order, n_left <= n_held_out[concept[order]])
 
 
-def _names(folder: Path, train: tuple[str, ...], test: tuple[str, ...], numbers: Tensor) -> tuple[str, ...]:
+def _names_of(folder: Path, train: tuple[str, ...], test: tuple[str, ...], numbers: list[int]) -> tuple[str, ...]:
     """The names of the concepts with these sorted numbers."""
     if train and test and train != test:
         raise ValueError(f"{folder}: {FILES[0]} and {FILES[1]} have different names, so that y may mean different things")
-    names = train or test
-    if not names:
-        return tuple(map(str, numbers.tolist()))
-    if numbers[0] >= 0 and numbers[-1] < len(names):
-        return tuple(names[number] for number in numbers.tolist())
-    if len(names) == len(numbers):
-        return names
-    raise ValueError(f"{folder}: there are {len(names)} names for {len(numbers)} concepts, {numbers[0]} to {numbers[-1]}")
+    names = train or test or tuple(map(str, numbers))
+    if (train or test) and numbers[0] >= 0 and numbers[-1] < len(names):
+        return tuple(names[number] for number in numbers)
+    if len(names) != len(numbers):
+        raise ValueError(
+            f"{folder}: there are {len(names)} names for {len(numbers)} concepts, {numbers[0]} to {numbers[-1]}"
+        )
+    return names
+
+
+class _Arrays(NamedTuple):
+    """The content of a file: features, concepts by any numbers, their names if it has any, and a digest of its bytes."""
+
+    x: Tensor  # shape: (n, d), float32, finite, no row all zero
+    y: Tensor  # shape: (n,), int64
+    names: tuple[str, ...]
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{len(self.x):,} images of {len(self.y.unique())} concepts, {self.x.shape[1]:,} features"
+
+
+def read_npz(path: Path) -> _Arrays:
+    """Read features; nothing is unpickled, and no more is uncompressed than the arrays announce."""
+    if not path.exists():
+        needed = (
+            f"the signal game needs {' and '.join(FILES)} in one folder, which `sparsum data features` makes from images"
+        )
+        raise FileNotFoundError(f"{path} is missing: {needed}")
+    content = read_regular(path)
+    arrays = _arrays(path, content)
+    x, names = _features(path, arrays), _names(path, arrays)
+    y = torch.from_numpy(_get(path, arrays, "y", "iu", "integers of shape (n,)", 1).astype(np.int64))
+    if len(x) != len(y):
+        raise BadFile(path, f"has features of {len(x):,} images and the concepts (y) of {len(y):,}")
+    return _Arrays(x, y, names, digest(content))
+
+
+def _arrays(path: Path, content: bytes) -> dict[str, Any]:
+    """All arrays that have a meaning here."""
+    if not zipfile.is_zipfile(io.BytesIO(content)):
+        if content.startswith(b"PK"):
+            raise BadFile(path, "ends in the middle of its content", state="truncated")
+        raise BadFile(path, "is not an .npz file")
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(content))
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        refuse_bomb(path, sum(info.file_size for info in archive.infolist()), len(content))
+        wanted = ("x" if "x" in members else "codes", "scale", "y", "names")
+        return {key: _array(path, archive, key, members[key]) for key in members if key in wanted}
+    except (BadFile, MemoryError):
+        raise
+    except Exception as error:  # zipfile, its decompressors and numpy raise almost anything for a damaged file
+        raise BadFile(path, f"is corrupted ({error})") from None
+
+
+def _array(path: Path, archive: zipfile.ZipFile, key: str, info: zipfile.ZipInfo) -> Any:
+    if info.flag_bits & 1:
+        raise BadFile(path, f"{key} is encrypted; save it without a password")
+    with archive.open(info) as member:
+        read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        shape, _, dtype = read_header[np.lib.format.read_magic(member)](member)
+        n_announced, n_bytes = math.prod(shape) * dtype.itemsize, info.file_size - member.tell()
+    if dtype.hasobject:
+        reason = f"{key} holds Python objects, which are not loaded, since they may run any code"
+        raise BadFile(path, f"{reason}; save it as an array of {'strings' if key == 'names' else 'numbers'}")
+    if n_announced != n_bytes or min(shape, default=0) < 0 or dtype.itemsize == 0:
+        raise BadFile(path, f"{key} announces {n_announced:,} bytes, shape {shape}, and has {n_bytes:,}")
+    with archive.open(info) as member:
+        return np.lib.format.read_array(member, allow_pickle=False)
+
+
+def _get(path: Path, arrays: Mapping[str, Any], key: str, kinds: str, expected: str, *n_dims: int) -> Any:
+    if key not in arrays:
+        raise BadFile(path, f"has no {key}, but {', '.join(arrays) or 'nothing else that is used'}")
+    array = arrays[key]
+    if array.dtype.kind not in kinds or array.ndim not in n_dims or not array.size:
+        raise BadFile(path, f"{key} is {array.dtype} of shape {array.shape}, expected {expected}")
+    return array
+
+
+def _features(path: Path, arrays: Mapping[str, Any]) -> Tensor:
+    is_coded = "codes" in arrays
+    x = _get(path, arrays, "codes" if is_coded else "x", "fiu", "numbers of shape (n, d)", 2)
+    with np.errstate(over="ignore"):  # what does not fit into float32 is found below
+        x = x.astype(np.float32, copy=False)
+        if is_coded:
+            scale = _get(path, arrays, "scale", "fiu", "one number, or one for each feature", 0, 1)
+            if scale.shape not in ((), x.shape[1:]):
+                raise BadFile(path, f"scale has {len(scale)} numbers for {x.shape[1]} features")
+            x *= scale.astype(np.float32)
+    features, no_direction = torch.from_numpy(x), "are all zero, so that they have no direction"
+    for is_bad, what in ((~features.isfinite().all(1), "are not finite"), ((features == 0).all(1), no_direction)):
+        if is_bad.any():
+            rows = is_bad.nonzero().flatten().tolist()
+            shown = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
+            raise BadFile(path, f"the features of {len(rows):,} image{'s' * (len(rows) > 1)} {what} (rows {shown})")
+    return features
+
+
+def _names(path: Path, arrays: Mapping[str, Any]) -> tuple[str, ...]:
+    if "names" not in arrays:
+        return ()
+    try:
+        names = tuple(map(str, _get(path, arrays, "names", "U", "strings, one for each concept", 1)))
+        "".join(names).encode()
+    except (UnicodeError, SystemError):  # the latter is raised by numpy
+        raise BadFile(path, "names has characters that are not Unicode") from None
+    return names
 
 
 class Drawn(NamedTuple):

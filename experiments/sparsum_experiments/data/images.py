@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from os import PathLike, fspath
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsum_experiments.data.idx import Idx, digest, read_idx
-from sparsum_experiments.data.sources import DIGITS, IDX_FILES, SOURCES, BadFile, Source, SourceFile, find_folder, locate_idx
+from sparsum_experiments.data.sources import DIGITS, NAMES, SOURCES, Idx, Source, digest, find_folder, read_file
 from sparsum_experiments.seeds import seed_for
 
-#: The seed of every split. Another one would make results incomparable with those published for this one.
-SPLIT_SEED = 2020
-#: Data sets of images that are known by name.
-NAMES = (DIGITS, *SOURCES)
-#: How many images are held out for validation, and how many of the others are labelled, by default.
-N_VALIDATION = {DIGITS: 300, "mnist": 10_000, "fashion-mnist": 10_000}
-N_LABELLED = {DIGITS: 100, "mnist": 5_000, "fashion-mnist": 5_000}
+# The seed of every split. Another one would make results incomparable with those published for this one.
+_SPLIT_SEED = 2020
+# How many images are held out for validation, and how many of the others are labelled, by default.
+_N_VALIDATION = {DIGITS: 300, "mnist": 10_000, "fashion-mnist": 10_000}
+_N_LABELLED = {DIGITS: 100, "mnist": 5_000, "fashion-mnist": 5_000}
 _N_TEST_DIGITS = 300
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class Movable:
+    """A dataclass of tensors, or of other such classes."""
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same on a device."""
+        values = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return replace(self, **{name: value.to(device) for name, value in values if isinstance(value, Tensor | Movable)})
+
+
+@dataclass(frozen=True, eq=False)
+class Split(Movable):
     """Some images and their classes, 0 to 9."""
 
     x: Tensor  # shape: (n, n_pixels), uint8
@@ -38,13 +46,9 @@ class Split:
     def __getitem__(self, chosen: slice | Tensor) -> Split:
         return Split(self.x[chosen], self.y[chosen])
 
-    def to(self, device: torch.device | str) -> Split:
-        """The same on a device."""
-        return Split(self.x.to(device), self.y.to(device))
-
 
 @dataclass(frozen=True, eq=False)
-class Images:
+class Images(Movable):
     """A data set of images; its splits are disjoint."""
 
     name: str
@@ -61,11 +65,6 @@ class Images:
         """Pixels of an image."""
         return self.shape[0] * self.shape[1]
 
-    def to(self, device: torch.device | str) -> Images:
-        """The same on a device."""
-        splits = {name: getattr(self, name).to(device) for name in ("train", "validation", "test")}
-        return replace(self, **splits, is_labelled=self.is_labelled.to(device))
-
 
 def load_images(
     name_or_folder: str | PathLike[str],
@@ -75,7 +74,7 @@ def load_images(
     n_labelled: int | None = None,
     device: torch.device | str = "cpu",
 ) -> Images:
-    """Images with a split that never changes.
+    """Images with a split that never changes: ``digits``, ``mnist``, ``fashion-mnist``, or a folder, also in ``data_dir``.
 
     A fixed permutation orders the images that are not test data. The last ``n_validation`` are held out, and the first
     ``n_labelled`` of the others are labelled: more validation data leaves the labelled ones as they are, and more labelled
@@ -87,18 +86,6 @@ def load_images(
     >>> images = load_images("digits", "data")
     >>> len(images.train), len(images.validation), len(images.test), int(images.is_labelled.sum())
     (1197, 300, 300, 100)
-
-    Args:
-        name_or_folder: ``digits``, ``mnist``, ``fashion-mnist``, a folder, or the name of a folder in ``data_dir``.
-        data_dir: where the files are, or a folder of the data set's name with the files.
-        n_validation: by default 300 of the digits, otherwise 10,000, but at most a sixth of a data set of your own.
-        n_labelled: by default 100 of the digits, otherwise 5,000, but at most a tenth of a data set of your own.
-        device: where the tensors will be.
-
-    Raises:
-        UsageError: if there is neither a data set nor a folder of this name.
-        FileNotFoundError: if a file is missing; the message says where it was searched for and how to get it.
-        ValueError: if a file is not the published one, or an argument is out of range.
     """
     name = fspath(name_or_folder)
     if name == DIGITS:
@@ -108,17 +95,14 @@ def load_images(
         shape, n_levels, digests = (8, 8), 17, {DIGITS: digest_of_all}
     else:
         name, files = _read_files(name, Path(data_dir))
-        rest, test = (Split(x.array.flatten(1), y.array.to(torch.int64)) for x, y in (files[:2], files[2:]))
-        rest = rest[fixed_permutation(len(rest), name)]
-        shape, n_levels = (files[0].array.shape[1], files[0].array.shape[2]), 256
-        digests = {file: read.digest for file, read in zip(IDX_FILES, files, strict=True)}
-    usual = N_VALIDATION.get(name, max(1, min(10_000, len(rest) // 6)))
+        x, y, x_test, y_test = (file.array for file in files.values())
+        rest, test = Split(x.flatten(1), y.long())[fixed_permutation(len(x), name)], Split(x_test.flatten(1), y_test.long())
+        shape, n_levels, digests = (x.shape[1], x.shape[2]), 256, {file: read.digest for file, read in files.items()}
+    usual = _N_VALIDATION.get(name, max(1, min(10_000, len(rest) // 6)))
     n_train = len(rest) - _count("n_validation", n_validation, usual, least=1, most=len(rest) - 1)
-    usual = min(N_LABELLED.get(name, max(1, min(5_000, n_train // 10))), n_train)
-    n_labelled = _count("n_labelled", n_labelled, usual, least=0, most=n_train)
-    is_labelled = torch.arange(n_train) < n_labelled
-    images = Images(name, shape, n_levels, rest[:n_train], rest[n_train:], test, is_labelled, digests)
-    return images.to(device)
+    usual = min(_N_LABELLED.get(name, max(1, min(5_000, n_train // 10))), n_train)
+    is_labelled = torch.arange(n_train) < _count("n_labelled", n_labelled, usual, least=0, most=n_train)
+    return Images(name, shape, n_levels, rest[:n_train], rest[n_train:], test, is_labelled, digests).to(device)
 
 
 def canonical_name(data: str, data_dir: str | PathLike[str]) -> str:
@@ -135,7 +119,8 @@ def canonical_name(data: str, data_dir: str | PathLike[str]) -> str:
 
 def has_images(folder: Path) -> bool:
     """Whether a folder has any of the files of a data set of images."""
-    return any(locate_idx(folder, name) for name in IDX_FILES)
+    own = Source.own(folder)
+    return any(own.locate(file, folder) for file in own.files)
 
 
 def load_digits() -> tuple[Split, str]:
@@ -158,42 +143,20 @@ def fixed_permutation(n: int, *purpose: str) -> Tensor:  # shape: (n,), int64
     >>> fixed_permutation(6, "an example")
     tensor([1, 0, 3, 5, 4, 2])
     """
-    keys = np.random.PCG64(seed_for(SPLIT_SEED, "split", *purpose)).random_raw(n)
+    keys = np.random.PCG64(seed_for(_SPLIT_SEED, "split", *purpose)).random_raw(n)
     return torch.from_numpy(np.argsort(keys, kind="stable").astype(np.int64))
 
 
-def _read_files(name: str, data_dir: Path) -> tuple[str, list[Idx]]:
-    """The name of a data set and its four files."""
-    if name in SOURCES:
-        return name, [_read_published(SOURCES[name], file, data_dir) for file in SOURCES[name].files]
-    folder = find_folder(name, data_dir, NAMES)
-    files = [_read_own(folder, file, n_dims) for file, n_dims in IDX_FILES.items()]
-    for source in SOURCES.values():
-        if [file.md5 for file in files] == [file.md5 for file in source.files]:
-            return source.name, files
-    _check_own(folder, [file.array for file in files])
+def _read_files(name: str, data_dir: Path) -> tuple[str, dict[str, Idx]]:
+    """The name of a data set and its four files, by name."""
+    source = SOURCES.get(name) or Source.own(find_folder(name, data_dir, NAMES))
+    files = {file.name: read_file(source, file, data_dir) for file in source.files}
+    for published in SOURCES.values():
+        if [file.md5 for file in files.values()] == [file.md5 for file in published.files]:
+            return published.name, files
+    folder = source.packaged_in[0]
+    _check_own(folder, [file.array for file in files.values()])
     return folder.resolve().name, files
-
-
-def _read_published(source: Source, file: SourceFile, data_dir: Path) -> Idx:
-    path, remedy = source.locate(file, data_dir), source.remedy(data_dir)
-    if path is None:
-        places = " and ".join(map(str, source.folders(data_dir)))
-        raise FileNotFoundError(f"{file.name}.gz of {source.name} is not in {places}: {remedy} downloads it")
-    try:
-        return read_idx(path, len(file.shape), published=file)
-    except BadFile as error:
-        raise ValueError(f"{error}; {remedy} downloads the right one") from None
-
-
-def _read_own(folder: Path, file: str, n_dims: int) -> Idx:
-    path = locate_idx(folder, file)
-    if path is None:
-        wanted = ", ".join(IDX_FILES)
-        raise FileNotFoundError(
-            f"{folder} has no {file}: a data set of images needs the IDX files {wanted}, or each with .gz"
-        )
-    return read_idx(path, n_dims)
 
 
 def _check_own(folder: Path, arrays: Sequence[Tensor]) -> None:

@@ -28,17 +28,11 @@ from sparsum_experiments.models.importance import LogJoint, LogLikelihood, log_m
 
 
 class Annealing(NamedTuple):
-    """The settings of annealed importance sampling.
+    """The settings of annealed importance sampling."""
 
-    Args:
-        generator: the source of all noise.
-        n_chains: chains per observation, at least 2.
-        n_steps: T, annealing steps per chain, at least 1.
-    """
-
-    generator: torch.Generator
-    n_chains: int = 8
-    n_steps: int = 1000
+    generator: torch.Generator  # the source of all noise
+    n_chains: int = 8  # per observation, at least 2
+    n_steps: int = 1000  # T, per chain, at least 1
 
 
 class _Chains(NamedTuple):
@@ -50,11 +44,8 @@ class _Chains(NamedTuple):
 
     def where(self, chosen: Tensor, other: _Chains) -> _Chains:
         """Select these states where ``chosen``, else the others."""
-        return _Chains(
-            torch.where(chosen.unsqueeze(-1), self.z, other.z),
-            torch.where(chosen, self.initial, other.initial),
-            torch.where(chosen, self.target, other.target),
-        )
+        z = torch.where(chosen.unsqueeze(-1), self.z, other.z)
+        return _Chains(z, *(torch.where(chosen, *pair) for pair in zip(self[1:], other[1:], strict=True)))
 
 
 def from_annealing(
@@ -63,20 +54,15 @@ def from_annealing(
     annealing: Annealing,
     after_step: Callable[[], None] = lambda: None,
 ) -> LogLikelihood:
-    """Estimate log p(x) of each row.
-
-    Args:
-        log_joint: log p(x, z).
-        logits: of the initial distribution, whose bits are independent.
-        annealing: the settings.
-        after_step: called after each step of all chains.
-    """
+    """Estimate log p(x) of each row from log p(x, z) and the logits of the initial distribution."""
     generator, n_each, n_steps = annealing
     if n_each < 2 or n_steps < 1:
         raise ValueError(f"annealing needs at least 2 chains and 1 step, got {n_each} chains and {n_steps} steps")
     row = torch.arange(len(logits), device=logits.device).repeat_interleave(n_each, output_size=len(logits) * n_each)
     logits = logits[row]
-    chains = _start(log_joint, logits, row, generator)
+    z = (uniform(logits.shape, generator) < logits.double().sigmoid()).to(logits.dtype)
+    initial = (z * logits - torch.nn.functional.softplus(logits)).double().sum(-1)
+    chains = _Chains(z, initial, log_joint(z, row).double())
     weight = torch.zeros_like(chains.target)
     for step in range(1, n_steps + 1):
         weight += (chains.target - chains.initial) / n_steps
@@ -84,13 +70,6 @@ def from_annealing(
             chains = _walk(log_joint, logits, row, chains, step / n_steps, generator)
         after_step()
     return log_mean(weight.unflatten(0, (-1, n_each)))
-
-
-def _start(log_joint: LogJoint, logits: Tensor, row: Tensor, generator: torch.Generator) -> _Chains:
-    """Sample from the initial distribution."""
-    z = (uniform(logits.shape, generator) < logits.double().sigmoid()).to(logits.dtype)
-    initial = (z * logits - torch.nn.functional.softplus(logits)).double().sum(-1)
-    return _Chains(z, initial, log_joint(z, row).double())
 
 
 def _walk(

@@ -11,16 +11,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from sparsum_experiments.models import importance
 from sparsum_experiments.models.annealing import Annealing, from_annealing
-from sparsum_experiments.models.importance import (
-    LogJoint,
-    LogLikelihood,
-    Sampling,
-    from_samples,
-    log_likelihood,
-    proposal,
-    proposal_logits,
-)
+from sparsum_experiments.models.importance import LogJoint, LogLikelihood, Sampling
 
 #: Candidate factors of the proposal's scores; one is selected per model, on validation data.
 SHARPNESSES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -67,18 +60,12 @@ def bits_per_dim(
     batch_size: int,
     *,
     n_annealed: int = 0,
-    progress: Callable[[float], None] | None = None,
+    progress: Callable[[float], None] | None = None,  # called with the fraction of the work that is done
 ) -> dict[str, float]:
     r"""Estimate the mean of :math:`-\log_2 p(x)` per pixel by the paper's method, importance sampling and annealing.
 
-    Args:
-        model: in evaluation mode.
-        x: the images.
-        held_out: other images, on which the sharpness of the `proposal` is selected.
-        sampling: the settings of the first two estimates.
-        batch_size: images per batch.
-        n_annealed: how many images, the first ones, to anneal: 0 or at least 2. Each costs as much as 8,000 samples.
-        progress: called with the fraction of the work that is done.
+    The sharpness of the `proposal` is selected on ``held_out``, which are other images. The first ``n_annealed`` images, 0
+    or at least 2, are annealed, each of which costs as much as 8,000 samples.
 
     Returns:
         ``bits_per_dim_paper``, ``bits_per_dim_proposal``, their standard errors ``..._se`` and the ``sharpness``; with
@@ -94,13 +81,14 @@ def bits_per_dim(
     work = _Work(len(SHARPNESSES) * len(held_out) + 2 * len(x) + (step * annealing.n_steps + 1) * len(first), progress)
 
     def by_posterior(part: Tensor) -> LogLikelihood:
-        return log_likelihood(model.log_joint(part), model.posterior(part, sampling.generator), sampling)
+        return importance.log_likelihood(model.log_joint(part), model.posterior(part, sampling.generator), sampling)
 
     def by_proposal(part: Tensor, sharpness: float) -> LogLikelihood:
-        return from_samples(model.log_joint(part), proposal(model.scores(part), sharpness), sampling)
+        q = importance.proposal(model.scores(part), sharpness)
+        return importance.from_samples(model.log_joint(part), q, sampling)
 
     def by_annealing(part: Tensor, sharpness: float) -> LogLikelihood:
-        logits = proposal_logits(model.scores(part), sharpness)
+        logits = importance.proposal_logits(model.scores(part), sharpness)
         return from_annealing(model.log_joint(part), logits, annealing, lambda: work.advance(step * len(part)))
 
     proposals = {a: functools.partial(by_proposal, sharpness=a) for a in SHARPNESSES}
@@ -118,10 +106,7 @@ def bits_per_dim(
     return metrics | ({"n_annealed": float(len(first))} if n_annealed else {})
 
 
-def annealed_mean(
-    annealed: LogLikelihood,  # of the first m rows
-    sampled: LogLikelihood,  # of all n rows
-) -> tuple[float, float]:
+def annealed_mean(annealed: LogLikelihood, sampled: LogLikelihood) -> tuple[float, float]:  # of the first m and all n rows
     """Estimate the mean of the annealed log-likelihood over all rows, and its standard error, from the first m rows.
 
     A control variate: the mean gain of annealing on the first rows is added to the sampled mean of all rows. The gain varies

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import filelock
@@ -39,12 +39,7 @@ def cached(
 ) -> dict[str, Any]:
     """The weights for some settings: those in the cache, or new ones, which are kept there if it can be written.
 
-    Args:
-        name: what they are, the beginning of the file's name.
-        settings: all that they depend on.
-        make: computes them.
-        say: prints a message.
-        device: where they are needed.
+    ``name`` is the beginning of the file's name; the settings are all that the weights depend on.
     """
     key = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=10).hexdigest()
     folder = cache_folder()
@@ -60,42 +55,27 @@ def cached(
         say(f"{_NOT_KEPT} ({error})")
         return make()
     with _locked(lock, say):
-        return _read_or_make(file, settings, make, say, device)
-
-
-def _read_or_make(
-    file: pathlib.Path,
-    settings: Mapping[str, Any],
-    make: Callable[[], dict[str, Any]],
-    say: Callable[[str], None],
-    device: torch.device,
-) -> dict[str, Any]:
-    if file.exists():
+        if file.exists():
+            try:
+                weights: dict[str, Any] = read_tensors(file, device)["weights"]
+                say(f"warm start from {file}")
+                return weights
+            except (LookupError, ValueError) as error:
+                say(f"{error}; recomputing it")
+        weights = make()
         try:
-            weights: dict[str, Any] = read_tensors(file, device)["weights"]
-            say(f"warm start from {file}")
-            return weights
-        except (LookupError, ValueError) as error:
-            say(f"{error}; recomputing it")
-    weights = make()
-    try:
-        write_tensors(file, {"settings": dict(settings), "weights": weights})
-        say(f"warm start saved to {file}")
-    except OSError as error:
-        say(f"{_NOT_KEPT} ({error})")
-    return weights
+            write_tensors(file, {"settings": dict(settings), "weights": weights})
+            say(f"warm start saved to {file}")
+        except OSError as error:
+            say(f"{_NOT_KEPT} ({error})")
+        return weights
 
 
-@contextlib.contextmanager
-def _locked(file: pathlib.Path, say: Callable[[str], None]) -> Iterator[None]:
+def _locked(file: pathlib.Path, say: Callable[[str], None]) -> contextlib.AbstractContextManager[object]:
     """Let one process at a time compute a file; the lock of a process that dies is free again."""
-    lock = filelock.FileLock(file, timeout=_WAIT_SECONDS)
+    lock = filelock.FileLock(file)
     try:
-        lock.acquire()
+        return lock.acquire(timeout=_WAIT_SECONDS)
     except filelock.Timeout:
         say("waiting for another run that computes the same warm start ...")
-        lock.acquire(timeout=-1)
-    try:
-        yield
-    finally:
-        lock.release()
+        return lock.acquire(timeout=-1)

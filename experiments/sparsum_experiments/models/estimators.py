@@ -79,9 +79,7 @@ class ZeroOne(torch.nn.Module):
 
 
 def _draw(
-    senders: sp.Gibbs,
-    answer: Callable[[Tensor, Tensor], Tensor],
-    generator: torch.Generator | None,
+    senders: sp.Gibbs, answer: Callable[[Tensor, Tensor], Tensor], generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor, sp.Gibbs]:
     """Sample a symbol and an answer for each game; also returns the distribution of the answer."""
     z = senders.sample(generator=generator)

@@ -50,17 +50,11 @@ class LogLikelihood(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """The settings of importance sampling.
+    """The settings of importance sampling."""
 
-    Args:
-        n_samples: samples per row, at least 2.
-        generator: the source of all noise.
-        n_at_once: assignments, of all rows together, to evaluate at a time; at least one per row is evaluated.
-    """
-
-    n_samples: int
-    generator: torch.Generator
-    n_at_once: int
+    n_samples: int  # per row, at least 2
+    generator: torch.Generator  # the source of all noise
+    n_at_once: int  # assignments, of all rows together, to evaluate at a time; at least one per row is evaluated
 
     def portions(self, n_rows: int) -> Iterator[int]:
         """The numbers of samples per row to draw at a time."""
@@ -78,10 +72,7 @@ def log_likelihood(log_joint: LogJoint, posterior: Distribution, sampling: Sampl
     raise TypeError(f"posterior must be a SparseDistribution or a Gibbs distribution, got {type(posterior).__name__}")
 
 
-def proposal(
-    scores: Tensor,  # shape: (n_rows, n_bits)
-    sharpness: float,
-) -> sp.Gibbs:
+def proposal(scores: Tensor, sharpness: float) -> sp.Gibbs:  # shape: (n_rows, n_bits)
     r"""Independent bits with logits :math:`a \min(\max(t, -6), 6)`, where t are the scores and a is the sharpness.
 
     Neighbours of an atom also explain the observation, so for a sparse posterior this is a better proposal than the uniform
@@ -131,8 +122,10 @@ def draw_outside(q: sp.SparseDistribution, n: int, generator: torch.Generator) -
 
     If all bit vectors are atoms of a row, nothing is rejected.
     """
-    atoms, n_bits = _padded(q), q.event_shape[0]
-    has_others = (q.n_atoms_per_row.reshape(-1, 1).double() < 2.0**n_bits).to(atoms.device)
+    lengths, n_bits = q.n_atoms_per_row.reshape(-1, 1), q.event_shape[0]
+    place = torch.arange(int(lengths.max()), device=lengths.device).minimum(lengths - 1)
+    atoms = q.atoms[lengths.cumsum(0) - lengths + place]  # shape: (n_rows, max_atoms, n_bits), the last one repeated
+    has_others = (lengths.double() < 2.0**n_bits).to(atoms.device)
     shape = (len(atoms), n, n_bits)
 
     def draw() -> Tensor:
@@ -142,13 +135,6 @@ def draw_outside(q: sp.SparseDistribution, n: int, generator: torch.Generator) -
     while bool((is_rejected := is_among(samples, atoms) & has_others).any()):
         samples = torch.where(is_rejected.unsqueeze(-1), draw(), samples)
     return samples
-
-
-def _padded(q: sp.SparseDistribution) -> Tensor:
-    """The atoms of each row, padded by repeating the last one: (n_rows, max_atoms, n_bits)."""
-    lengths = q.n_atoms_per_row.reshape(-1, 1)
-    place = torch.arange(int(lengths.max()), device=lengths.device).minimum(lengths - 1)
-    return q.atoms[lengths.cumsum(0) - lengths + place]
 
 
 def is_among(
@@ -171,9 +157,7 @@ def _values(log_density: LogJoint, samples: Tensor) -> Tensor:
     return log_density(samples.flatten(0, 1), row).double().reshape(n_rows, n)
 
 
-def log_mean(
-    values: Tensor,  # shape: (n_rows, n_samples), logarithms
-) -> LogLikelihood:
+def log_mean(values: Tensor) -> LogLikelihood:  # shape: (n_rows, n_samples), logarithms
     r"""The logarithm of a mean, and its standard error by the delta method.
 
     .. math:: \sqrt{\frac{S \sum_s w_s^2 / (\sum_s w_s)^2 - 1}{S - 1}}

@@ -37,10 +37,7 @@ class ScalarMap(torch.nn.Module):
         self.inner = torch.nn.Linear(1, n_hidden, bias=False)
         self.outer = torch.nn.Linear(n_hidden, 1, bias=False)
 
-    def forward(
-        self,
-        x: Tensor,  # shape: (n, *rest)
-    ) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # shape: (n, *rest)
         """Apply the network to each element; the shape stays."""
         return _map_numbers(x, self.inner.weight, self.outer.weight)
 
@@ -62,9 +59,9 @@ class _Mapped(torch.autograd.Function):
         return _pull_numbers(grad, *ctx.saved_tensors)
 
 
-def _is_single(x: Tensor, inner: Tensor, _outer: Tensor) -> bool:
+def _is_single(*tensors: Tensor) -> bool:
     """In single precision."""
-    return x.dtype == inner.dtype == torch.float32
+    return all(tensor.dtype == torch.float32 for tensor in tensors)
 
 
 def _map_in_registers(x: Tensor, inner: Tensor, outer: Tensor) -> Tensor:
@@ -80,17 +77,8 @@ def _map_numbers(
 ) -> Tensor:
     """Apply the network to each element; differentiable."""
     blocks = x.split(_MAPPED_AT_ONCE) if x.device.type == "cpu" else (x,)
-    return torch.cat([_map_block(block, inner, outer) for block in blocks])
-
-
-def _map_block(x: Tensor, inner: Tensor, outer: Tensor) -> Tensor:
-    hidden = functional.linear(x.unsqueeze(-1), inner).sigmoid()
-    return functional.linear(hidden, outer).sigmoid().squeeze(-1)
-
-
-def _is_single_gradient(grad: Tensor, *_: object) -> bool:
-    """In single precision."""
-    return grad.dtype == torch.float32
+    hidden = (functional.linear(block.unsqueeze(-1), inner).sigmoid() for block in blocks)  # one block at a time
+    return torch.cat([functional.linear(units, outer).sigmoid().squeeze(-1) for units in hidden])
 
 
 def _pull_in_registers(
@@ -102,7 +90,7 @@ def _pull_in_registers(
     return of_x, of_inner, of_outer
 
 
-@kernels.operation("scalar_map_backward", kernel=_pull_in_registers, takes=_is_single_gradient, is_traceable=True)
+@kernels.operation("scalar_map_backward", kernel=_pull_in_registers, takes=_is_single, is_traceable=True)
 def _pull_numbers(
     grad: Tensor,  # shape: (*batch), of the output
     x: Tensor,  # shape: (*batch)
@@ -134,10 +122,7 @@ class Centred(torch.nn.Module):
         self.register_buffer("n_kept", torch.zeros(()))
         self._of_batch: Tensor | None = None
 
-    def forward(
-        self,
-        x: Tensor,  # shape: (n, n_columns)
-    ) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # shape: (n, n_columns)
         """Subtract the mean from each column; the shape stays."""
         if not self.training:
             return x - self.mean

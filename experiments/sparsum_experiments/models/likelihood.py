@@ -36,7 +36,7 @@ def pixel_log_likelihood(
     features: Tensor,  # shape: (n, n_pixels, rank)
     weight: Tensor,  # shape: (n_levels, rank)
     bias: Tensor,  # shape: (n_levels,)
-    x: Tensor,  # shape: (n, n_pixels), uint8
+    x: Tensor,  # shape: (n, n_pixels), uint8, the observed grey levels, each less than n_levels
 ) -> Tensor:
     r"""The log-likelihood of each image: (n,).
 
@@ -47,12 +47,6 @@ def pixel_log_likelihood(
     >>> x = torch.tensor([[0, 1, 1]], dtype=torch.uint8)
     >>> pixel_log_likelihood(torch.zeros(1, 3, 5), torch.ones(2, 5), torch.zeros(2), x)  # 3 log(1/2)
     tensor([-2.0794])
-
-    Args:
-        features: the output of the decoder.
-        weight: of the linear map from features to logits.
-        bias: of the same map.
-        x: the observed grey levels, each less than n_levels.
     """
     dtype = torch.float32 if torch.finfo(features.dtype).bits == 16 else features.dtype
     features, weight, bias = features.to(dtype), weight.to(dtype), bias.to(dtype)

@@ -18,7 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sparsum_experiments import data
-from sparsum_experiments.data.features import read_npz
+from sparsum_experiments.data.games import read_npz
 from sparsum_experiments.errors import UsageError
 from torch import Tensor
 
