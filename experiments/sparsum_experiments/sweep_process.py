@@ -17,8 +17,8 @@ import time
 from sparsum_experiments.main import main
 from sparsum_experiments.runs import RunFolder
 
-#: How long a run may take to save after its sweep was killed.
-GRACE_SECONDS = 60.0
+# How long a run may take to save after its sweep was killed.
+_GRACE_SECONDS = 60.0
 
 
 def run(folder: RunFolder, arguments: list[str]) -> None:
@@ -27,19 +27,14 @@ def run(folder: RunFolder, arguments: list[str]) -> None:
     is_evaluated = arguments[:1] == ["--then-evaluate"]
     with folder.locked(wait=True):  # until a process of an earlier sweep, which was killed just before, has saved
         resume = ["--resume"] if folder.exists() else []
-    _command("train", *arguments[is_evaluated:], *resume)
-    if is_evaluated:
-        _command("evaluate", "--", str(folder.path))
-
-
-def _command(*arguments: str) -> None:
-    """Run a command of `sparsum`; if it fails, so does this process."""
-    sys.argv = ["sparsum", *arguments]  # which the config of the run keeps
-    try:
-        main()
-    except SystemExit as ended:
-        if ended.code:
-            raise
+    commands = [["train", *arguments[is_evaluated:], *resume], ["evaluate", "--", str(folder.path)]]
+    for words in commands if is_evaluated else commands[:1]:
+        sys.argv = ["sparsum", *words]  # which the config of the run keeps
+        try:
+            main()
+        except SystemExit as ended:
+            if ended.code:
+                raise
 
 
 def _follow_sweep() -> None:
@@ -47,7 +42,7 @@ def _follow_sweep() -> None:
     while os.read(sys.stdin.fileno(), 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(GRACE_SECONDS)
+    time.sleep(_GRACE_SECONDS)
     os._exit(1)
 
 

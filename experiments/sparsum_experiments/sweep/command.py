@@ -1,17 +1,21 @@
-"""The command `sparsum sweep`."""
+"""The command `sparsum sweep` and its display: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import pathlib
+import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Column, Table
 from rich.text import Text
 
 from sparsum_experiments.errors import UsageError
@@ -19,8 +23,8 @@ from sparsum_experiments.files import printable
 from sparsum_experiments.registry import experiment_class
 from sparsum_experiments.report.summary import Summary, best_by_method, criteria_text, summarise
 from sparsum_experiments.report.tables import rich_tables
+from sparsum_experiments.runs import RunFolder
 from sparsum_experiments.sweep import plan as planning
-from sparsum_experiments.sweep.board import Board, say
 from sparsum_experiments.sweep.estimate import RemainingTime, estimate_plan
 from sparsum_experiments.sweep.launch import Entry, Phase, n_threads_of, sweep
 from sparsum_experiments.sweep.plan import PlannedRun, counted
@@ -30,6 +34,10 @@ from sparsum_experiments.training.start import device_of
 
 # Of output that is not a terminal's, where lines may be long.
 _PLAIN_WIDTH = 160
+_TERMINAL_SECONDS, _PLAIN_SECONDS = 0.5, 30.0
+_COLUMNS = ("epoch", "done", "loss", "calls", "left")
+
+Progress = Mapping[str, float]
 
 
 def sweep_command(
@@ -48,8 +56,7 @@ def sweep_command(
 ) -> int:
     """Run a sweep, or list its runs if ``plan_only``; the arguments are those of the command line, None if not given.
 
-    Returns:
-        The exit status: 0 if all runs are finished, 1 if some have failed, 130 if the sweep was stopped.
+    Returns the exit status: 0 if all runs are finished, 1 if some have failed, 130 if the sweep was stopped.
     """
     if jobs < 1:
         raise UsageError(f"--jobs must be at least 1, got {jobs}")
@@ -65,10 +72,16 @@ def sweep_command(
         say(messages, "\n".join(map(str, choices)))
         tuned = {choice.method: choice.values for choice in choices}
         named = list(tuned)
-    make = functools.partial(
-        planning.make_plan, experiment, options=options, grid=values, seeds=seeds, out=folder, tuned=tuned
-    )
-    plan = _plan_of_all_methods(experiment, make, messages) if named is None else make(named)
+    plan: list[PlannedRun] = []
+    for method in experiment_class(experiment).methods if named is None else named:
+        try:
+            plan += planning.make_plan(experiment, [method], options, values, seeds, folder, tuned)
+        except ValueError as error:
+            if named is not None or isinstance(error, UsageError):
+                raise
+            say(messages, f"without {method}: {error}")  # the options do not go with one of all methods
+    if not plan:
+        raise UsageError(f"no method of {experiment} can have these options")
     planning.check_grid_is_used(plan, values)
     plan = [dataclasses.replace(run, is_evaluated=evaluate) for run in plan]
     planning.check_plan(plan)
@@ -87,28 +100,11 @@ def sweep_command(
     return int(any(entry.phase is Phase.FAILED for entry in entries))
 
 
-def _plan_of_all_methods(
-    experiment: str, make: Callable[[list[str]], list[PlannedRun]], messages: Console
-) -> list[PlannedRun]:
-    """The runs of all methods of an experiment except those that the options do not allow, which are named."""
-    plan = []
-    for method in experiment_class(experiment).methods:
-        try:
-            plan += make([method])
-        except UsageError:
-            raise
-        except ValueError as error:
-            say(messages, f"without {method}: {error}")
-    if not plan:
-        raise UsageError(f"no method of {experiment} can have these options")
-    return plan
-
-
 def print_plan(estimates: Sequence[RemainingTime], jobs: int, console: Console) -> None:
     """Print a table of the runs of a sweep, with the time that they will take."""
-    table = Table(title=counted(len(estimates), "run"), title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("run", "state", "epochs", "time", "estimated from"):
-        table.add_column(name, justify="right" if name in {"epochs", "time"} else "left", overflow="fold")
+    justify: dict[str, Any] = {"run": "left", "state": "left", "epochs": "right", "time": "right", "estimated from": "left"}
+    columns = [Column(name, justify=side, overflow="fold") for name, side in justify.items()]
+    table = Table(*columns, title=counted(len(estimates), "run"), title_justify="left", box=box.SIMPLE_HEAD)
     for each in estimates:
         seconds = "unknown" if each.seconds is None else in_words(each.seconds)
         shown = [each.run.key, each.state, str(each.run.args.epochs), seconds, each.basis]
@@ -135,18 +131,100 @@ def print_results(plan: Sequence[PlannedRun], entries: Sequence[Entry], console:
 
 def best_settings(plan: Sequence[PlannedRun]) -> list[Summary]:
     """For each method of a plan its best setting by `best_by_method`, with the statistics over its seeds."""
-    groups: dict[tuple[str, str], list[PlannedRun]] = {}
-    for planned in plan:
-        groups.setdefault((planned.method, repr(planned.setting)), []).append(planned)
-    summaries = []
-    for group in groups.values():
-        # With the epochs of the plan, whatever the runs were started with.
-        read = [(run, planned.args.epochs) for planned in group if (run := planned.read()) is not None]
-        runs = [dataclasses.replace(run, args=run.args | {"epochs": epochs}) for run, epochs in read]
-        summaries.append(summarise(group[0].method, group[0].setting, runs, len(group)))
+    groups = defaultdict[tuple[str, str], list[PlannedRun]](list)
+    for run in plan:
+        groups[run.method, repr(run.setting)].append(run)
+    summaries = [
+        summarise(group[0].method, group[0].setting, filter(None, [run.read() for run in group]), len(group))
+        for group in groups.values()
+    ]
     return best_by_method(filter(None, summaries), plan[0].experiment) if plan else []
 
 
 def _console(*, stderr: bool = False) -> Console:
     is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
     return Console(stderr=stderr, markup=False, width=None if is_terminal else _PLAIN_WIDTH)
+
+
+class Board(Live):
+    """Shows on a console the runs that are running, and how many are finished and waiting; a context manager."""
+
+    def __init__(self, console: Console, jobs: int) -> None:
+        # Drawn by whoever calls `look`: no thread beside the one that starts processes.
+        super().__init__(console=console, auto_refresh=False, transient=True)
+        self.jobs = jobs
+        self._drawn_at = time.monotonic() if not console.is_terminal else 0.0
+
+    def say(self, text: str) -> None:
+        """Print a message."""
+        say(self.console, text)
+
+    def look(self, entries: Sequence[Entry]) -> None:
+        """Draw again, if it is time."""
+        if time.monotonic() - self._drawn_at < (_TERMINAL_SECONDS if self.console.is_terminal else _PLAIN_SECONDS):
+            return
+        self._drawn_at = time.monotonic()
+        progress = {entry.run.key: _progress(entry) for entry in entries if entry.phase is Phase.RUNNING}
+        left, counts = seconds_left(entries, progress, self.jobs), Counter(entry.phase for entry in entries)
+        phases = ", ".join(f"{counts[phase]} {phase}" for phase in Phase if counts[phase])
+        time_left = "time left unknown" if left is None else f"about {in_words(left)} left"
+        totals = f"{counted(len(entries), 'run')}: {phases}; {time_left}"
+        if self.console.is_terminal:
+            self.update(Group(_table(entries, progress), Text(totals)), refresh=True)
+            return
+        for key, found in progress.items():
+            cells = [f"{name} {cell}" for name, cell in zip(_COLUMNS, _cells(found), strict=True)] if found else ["starting"]
+            self.say(f"{key}: {', '.join(cells)}")
+        self.say(totals)
+
+
+def say(console: Console, text: str) -> None:
+    """Print a line; control characters in it, of a log or a file's name, do not reach the terminal."""
+    console.print(printable(text), highlight=False, soft_wrap=True, markup=False)
+
+
+def _progress(entry: Entry) -> Progress:
+    """The progress that a run has written; empty until this attempt has written it."""
+    found = RunFolder(entry.run.folder).progress()
+    is_complete = found.keys() >= {"time", "epoch", "done", "loss", "calls", "seconds_left"}
+    return found if is_complete and found["time"] >= entry.began_at else {}
+
+
+def seconds_left(entries: Sequence[Entry], progress: Mapping[str, Progress], jobs: int) -> float | None:
+    """How long the rest of a sweep will take, None if nothing is known yet.
+
+    A run that has not started is estimated by those of its experiment and method, or by all others if there are none.
+    """
+    lengths, unknown, lefts = defaultdict[tuple[str, str], list[float]](list), list[tuple[str, str]](), list[float]()
+    for entry in entries:
+        kind = entry.run.experiment, entry.run.method
+        if found := progress.get(entry.run.key):
+            lefts.append(found["seconds_left"])
+            lengths[kind].append(time.time() - entry.began_at + lefts[-1])
+        elif entry.phase in {Phase.WAITING, Phase.RUNNING}:
+            unknown.append(kind)
+        elif entry.phase is Phase.FINISHED and entry.n_attempts:
+            lengths[kind].append(entry.seconds)
+    if unknown and not lengths:
+        return None
+    every = [seconds for each in lengths.values() for seconds in each]
+    left = sum(lefts) + sum(statistics.fmean(lengths.get(kind, every)) for kind in unknown)
+    return max([left / jobs, *lefts])  # towards the end there are fewer runs than jobs, and none is shared
+
+
+def _table(entries: Sequence[Entry], progress: Mapping[str, Progress]) -> Table:
+    """The runs that are running, and those that failed."""
+    columns = [Column(name, justify="right", overflow="fold") for name in _COLUMNS]
+    table = Table(Column("run", overflow="fold"), *columns, box=box.SIMPLE_HEAD)
+    for entry in entries:
+        if entry.phase in {Phase.RUNNING, Phase.FAILED}:
+            cells = ["failed"] if entry.phase is Phase.FAILED else _cells(progress[entry.run.key])
+            table.add_row(Text(entry.run.key), *cells)
+    return table
+
+
+def _cells(found: Progress) -> list[str]:
+    if not found:
+        return ["starting"]
+    left = in_words(found["seconds_left"])
+    return [f"{found['epoch'] + 1:.0f}", f"{found['done']:.0%}", f"{found['loss']:.4g}", f"{found['calls']:.2f}", left]

@@ -9,7 +9,9 @@ GPU: it is a rough estimate.
 from __future__ import annotations
 
 import pathlib
+import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,10 +25,9 @@ from sparsum_experiments.sweep.plan import PlannedRun, State, counted, state_of
 from sparsum_experiments.training.start import fabric_for
 from sparsum_experiments.training.steps import steps_for
 
-_MAX_STEPS = 5
+_MAX_STEPS, _MAX_SECONDS = 5, 2.0
 # How many steps come first and are not timed: on a GPU they are captured meanwhile.
 _N_UNCOUNTED = {"cpu": 1, "cuda": 4}
-_MAX_SECONDS = 2.0
 
 
 class RemainingTime(NamedTuple):
@@ -42,19 +43,17 @@ def estimate_plan(
     plan: Sequence[PlannedRun], out: pathlib.Path, n_threads: int, say: Callable[[str], None]
 ) -> list[RemainingTime]:
     """How long each run of a plan will still take with so many threads; earlier runs are looked for in ``out``."""
-    known = _known_seconds(out)
-    estimates = []
+    known, estimates = _known_seconds(out), []
     for run in plan:
-        state, args, found = state_of(run), run.args, run.read()
+        state, found, cost = state_of(run), run.read(), _cost(run.experiment, run.args.model_dump())
         if state is State.FINISHED:
             estimates.append(RemainingTime(run, state, 0.0, ""))
             continue
-        cost = _cost(run.experiment, args.model_dump())
         if cost not in known:
             say(f"measuring a few steps like those of {run.key} ...")
-            known[cost] = _measured(run.experiment, args, n_threads)
+            known[cost] = _measured(run.experiment, run.args, n_threads)
         per_epoch, basis = known[cost]
-        n_left = max(args.epochs - len(found.lines if found else []), 0)
+        n_left = max(run.args.epochs - len(found.lines if found else []), 0)
         estimates.append(RemainingTime(run, state, None if per_epoch is None else per_epoch * n_left, basis))
     return estimates
 
@@ -68,11 +67,12 @@ def _cost(experiment: str, args: Mapping[str, Any]) -> str:
 
 def _known_seconds(out: pathlib.Path) -> dict[str, tuple[float | None, str]]:
     """Seconds per epoch of the runs below a folder, by their cost."""
-    groups: dict[str, list[float]] = {}
+    groups = defaultdict[str, list[float]](list)
     for run in read_folders([out])[0] if out.exists() else []:
-        seconds = groups.setdefault(_cost(run.experiment, with_defaults(run.experiment, run.args)), [])
-        seconds += [line.get("seconds", 0.0) + line.get("validation_seconds", 0.0) for line in run.lines]
-    return {cost: (sum(each) / len(each), counted(len(each), "earlier epoch")) for cost, each in groups.items() if each}
+        for line in run.lines:
+            seconds = line.get("seconds", 0.0) + line.get("validation_seconds", 0.0)
+            groups[_cost(run.experiment, with_defaults(run.experiment, run.args))].append(seconds)
+    return {cost: (statistics.fmean(each), counted(len(each), "earlier epoch")) for cost, each in groups.items()}
 
 
 def _measured(name: str, args: CommonArgs, n_threads: int) -> tuple[float | None, str]:
@@ -80,24 +80,20 @@ def _measured(name: str, args: CommonArgs, n_threads: int) -> tuple[float | None
     n_before = torch.get_num_threads()
     torch.set_num_threads(n_threads)
     try:
-        return _time_steps(name, args)
+        fabric = fabric_for(args)
+        experiment = make_experiment(name, args, fabric.device)
+        steps = steps_for(experiment, fabric)
+        experiment.model.train()
+        order = experiment.start_epoch(steps.generator.manual_seed(seed_for(args.seed, "estimate")))
+        n_done, begin = -_N_UNCOUNTED[fabric.device.type], time.monotonic()
+        with steps.epoch():
+            while n_done < _MAX_STEPS and (n_done < 1 or time.monotonic() - begin < _MAX_SECONDS):
+                if n_done == 0:
+                    begin = time.monotonic()
+                steps.take(order, 0).objective.item()  # waits for a GPU
+                n_done += 1
+        return (time.monotonic() - begin) / n_done * experiment.n_steps, f"{counted(n_done, 'step')} measured"
     except (RuntimeError, ValueError, OSError) as error:
         return None, str(error)
     finally:
         torch.set_num_threads(n_before)
-
-
-def _time_steps(name: str, args: CommonArgs) -> tuple[float, str]:
-    fabric = fabric_for(args)
-    experiment = make_experiment(name, args, fabric.device)
-    steps = steps_for(experiment, fabric)
-    experiment.model.train()
-    order = experiment.start_epoch(steps.generator.manual_seed(seed_for(args.seed, "estimate")))
-    n_done, begin = -_N_UNCOUNTED[fabric.device.type], time.monotonic()
-    with steps.epoch():
-        while n_done < _MAX_STEPS and (n_done < 1 or time.monotonic() - begin < _MAX_SECONDS):
-            if n_done == 0:
-                begin = time.monotonic()
-            steps.take(order, 0).objective.item()  # waits for a GPU
-            n_done += 1
-    return (time.monotonic() - begin) / n_done * experiment.n_steps, f"{counted(n_done, 'step')} measured"

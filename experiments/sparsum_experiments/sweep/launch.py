@@ -19,13 +19,13 @@ from sparsum_experiments.runs import RunFolder
 from sparsum_experiments.sweep.mps import sharing_gpu
 from sparsum_experiments.sweep.plan import PlannedRun, State, check_plan, state_of
 
-#: How often a run is tried before it is given up.
-MAX_ATTEMPTS = 2
-#: How long runs may take to save when the sweep is stopped.
-GRACE_SECONDS = 30.0
+# How often a run is tried before it is given up.
+_MAX_ATTEMPTS = 2
+# How long runs may take to save when the sweep is stopped.
+_GRACE_SECONDS = 30.0
 _POLL_SECONDS = 0.2
-# What separates the attempts in a log.
-_HEADER = "=== sparsum sweep: attempt of "
+# The output of a run's process, in its folder, and what separates the attempts there.
+_LOG, _HEADER = "log.txt", "=== sparsum sweep: attempt of "
 
 
 class Phase(enum.StrEnum):
@@ -49,19 +49,11 @@ class Entry:
     seconds: float = 0.0  # of the attempts that have ended
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)  # of the attempt that is running
 
-    def send(self, number: signal.Signals) -> None:
-        """Signal the process and its group, if it is running."""
-        if self.process is not None and self.process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, number)
-
     def end(self) -> int:
         """Wait for the process to end; returns its exit status."""
         assert self.process is not None
-        assert self.process.stdin is not None
-        status = self.process.wait()
-        self.process.stdin.close()
-        self.process, self.seconds = None, self.seconds + time.time() - self.began_at
+        self.process.communicate()  # closes the pipe, too
+        status, self.process, self.seconds = self.process.returncode, None, self.seconds + time.time() - self.began_at
         self.phase = Phase.FINISHED if state_of(self.run) is State.FINISHED else Phase.WAITING
         return status
 
@@ -77,25 +69,19 @@ class Watcher(Protocol):
 
 
 def sweep(
-    plan: Sequence[PlannedRun], jobs: int, watcher: Watcher, *, grace_seconds: float = GRACE_SECONDS
+    plan: Sequence[PlannedRun], jobs: int, watcher: Watcher, *, grace_seconds: float = _GRACE_SECONDS
 ) -> tuple[list[Entry], bool]:
     """Run everything in a plan that is not finished, some runs at a time; returns all runs, and whether it was stopped.
 
     Interrupted runs are resumed. A run that fails is tried once more, after all others, and then given up: the reason is in
     its entry and in ``failed.txt``. A later sweep tries it again. On Ctrl-C, SIGTERM or SIGHUP, all runs have
-    ``grace_seconds`` to save.
-
-    Raises:
-        UsageError: if a folder holds another run than the planned one; then nothing is started.
+    ``grace_seconds`` to save. If a folder holds another run than the planned one, nothing is started: a UsageError.
     """
     check_plan(plan)
     n_threads = n_threads_of(jobs)
     entries = [Entry(run, Phase.FINISHED if state_of(run) is State.FINISHED else Phase.WAITING) for run in plan]
-    try:
-        with (
-            _signals_as_interrupt(),
-            sharing_gpu([entry.run for entry in _unfinished(entries)], jobs, watcher.say) as environment,
-        ):
+    with contextlib.suppress(KeyboardInterrupt), _signals_as_interrupt():  # Ctrl-C once more: all processes are ended
+        with sharing_gpu([entry.run for entry in _unfinished(entries)], jobs, watcher.say) as environment:
             try:
                 while _unfinished(entries):
                     _start(entries, jobs, n_threads, environment)
@@ -107,9 +93,8 @@ def sweep(
                 return entries, True
             finally:
                 _stop(entries, grace_seconds)
-    except KeyboardInterrupt:
-        return entries, True
-    return entries, False
+        return entries, False
+    return entries, True
 
 
 def _unfinished(entries: Sequence[Entry]) -> list[Entry]:
@@ -122,8 +107,7 @@ def _start(entries: Sequence[Entry], jobs: int, n_threads: int, environment: Map
     n_free = jobs - sum(entry.phase is Phase.RUNNING for entry in entries)
     for entry in waiting[: max(n_free, 0)]:
         entry.process = start_process(entry.run, n_threads, environment)
-        entry.phase, entry.began_at = Phase.RUNNING, time.time()
-        entry.n_attempts += 1
+        entry.phase, entry.began_at, entry.n_attempts = Phase.RUNNING, time.time(), entry.n_attempts + 1
 
 
 def _collect(entries: Sequence[Entry], watcher: Watcher) -> None:
@@ -131,15 +115,14 @@ def _collect(entries: Sequence[Entry], watcher: Watcher) -> None:
     for entry in entries:
         if entry.process is None or entry.process.poll() is None:
             continue
-        status = entry.end()
-        if entry.phase is Phase.FINISHED:
-            watcher.say(f"{entry.run.key} finished in {entry.seconds:.0f} s")
-            continue
-        entry.reason, what = _reason(entry.run, status), "failed and will be tried once more"
-        if entry.n_attempts >= MAX_ATTEMPTS:
-            entry.phase, what = Phase.FAILED, "failed again and is given up"
-            write_bytes(RunFolder(entry.run.folder).failure_file, f"{entry.reason}\n".encode())
-        watcher.say(f"{entry.run.key} {what}: {entry.reason}")
+        status, what = entry.end(), f"finished in {entry.seconds:.0f} s"
+        if entry.phase is not Phase.FINISHED:
+            entry.reason, how = _reason(entry.run, status), "failed and will be tried once more"
+            if entry.n_attempts >= _MAX_ATTEMPTS:
+                entry.phase, how = Phase.FAILED, "failed again and is given up"
+                write_bytes(RunFolder(entry.run.folder).failure_file, f"{entry.reason}\n".encode())
+            what = f"{how}: {entry.reason}"
+        watcher.say(f"{entry.run.key} {what}")
 
 
 def _stop(entries: Sequence[Entry], grace_seconds: float) -> None:
@@ -148,23 +131,30 @@ def _stop(entries: Sequence[Entry], grace_seconds: float) -> None:
     They get SIGTERM: unlike SIGINT, it is not ignored where a shell started the sweep in the background, and it ends a
     process at once that has nothing to save yet.
     """
-    running = [entry for entry in entries if entry.process is not None]
-    for entry in running:
-        entry.send(signal.SIGTERM)
     deadline = time.monotonic() + grace_seconds
+    _send(entries, signal.SIGTERM)
     with contextlib.suppress(KeyboardInterrupt):
-        while time.monotonic() < deadline and any(entry.process and entry.process.poll() is None for entry in running):
+        while time.monotonic() < deadline and any(entry.process and entry.process.poll() is None for entry in entries):
             time.sleep(_POLL_SECONDS)
-    for entry in running:
-        entry.send(signal.SIGKILL)
-        entry.end()
+    _send(entries, signal.SIGKILL)
+    for entry in entries:
+        if entry.process is not None:
+            entry.end()
+
+
+def _send(entries: Sequence[Entry], number: signal.Signals) -> None:
+    """Signal the processes that are running, and their groups."""
+    for entry in entries:
+        if entry.process is not None and entry.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(entry.process.pid, number)
 
 
 @contextlib.contextmanager
 def _signals_as_interrupt() -> Iterator[None]:
     """Take SIGTERM, by which schedulers end a job, and SIGHUP for Ctrl-C, which may not be ignored."""
     is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    numbers = (signal.SIGINT, signal.SIGTERM, *(() if is_nohup else (signal.SIGHUP,)))
+    numbers = [signal.SIGINT, signal.SIGTERM] + ([] if is_nohup else [signal.SIGHUP])
     before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
     try:
         yield
@@ -197,7 +187,7 @@ def start_process(run: PlannedRun, n_threads: int, environment: Mapping[str, str
     """
     run.folder.mkdir(parents=True, exist_ok=True)
     RunFolder(run.folder).failure_file.unlink(missing_ok=True)
-    with run.log_file.open("ab") as log:
+    with (run.folder / _LOG).open("ab") as log:
         log.write(f"{_HEADER}{time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
         log.flush()
         whole = os.environ | {"OMP_NUM_THREADS": str(n_threads)} | dict(environment)
@@ -210,7 +200,7 @@ def _reason(run: PlannedRun, status: int) -> str:
     """Why a process failed: its exit status, and the last lines that it printed."""
     how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
     hint = ", possibly out of memory" if status == -signal.SIGKILL else ""
-    log = printable(run.log_file.read_text(encoding="utf-8", errors="replace"))
-    printed = [line.strip() for line in log.rsplit(_HEADER, 1)[-1].splitlines()[1:]]
-    last = " / ".join([line for line in printed if line][-3:]) or "it printed nothing"
-    return f"{how}{hint}; {last} (the whole log: {run.log_file})"
+    log = run.folder / _LOG
+    printed = printable(log.read_text(encoding="utf-8", errors="replace")).rsplit(_HEADER, 1)[-1].splitlines()[1:]
+    last = " / ".join(list(filter(None, map(str.strip, printed)))[-3:]) or "it printed nothing"
+    return f"{how}{hint}; {last} (the whole log: {log})"

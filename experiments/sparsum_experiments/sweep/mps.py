@@ -8,7 +8,6 @@ ends with the sweep, however that ends.
 from __future__ import annotations
 
 import os
-import pathlib
 import shutil
 import subprocess
 import tempfile
@@ -72,13 +71,14 @@ def _start(environment: Mapping[str, str]) -> str:
     """Start the daemon; returns what went wrong, empty if nothing did."""
     # It sees all GPUs, and the runs those of CUDA_VISIBLE_DEVICES: if both had the variable, it would be applied twice.
     whole = {name: value for name, value in (os.environ | environment).items() if name != "CUDA_VISIBLE_DEVICES"}
-    output = pathlib.Path(environment[_LOGS]) / "start.log"
-    try:
-        with output.open("wb") as log:  # not a pipe, which the daemon might keep open
-            done = subprocess.run(
-                [PROGRAM, "-d"], env=whole, stdin=DEVNULL, stdout=log, stderr=STDOUT, timeout=_START_SECONDS, check=False
+    with tempfile.TemporaryFile() as log:  # not a pipe, which the daemon might keep open
+        try:
+            subprocess.run(
+                [PROGRAM, "-d"], env=whole, stdin=DEVNULL, stdout=log, stderr=STDOUT, timeout=_START_SECONDS, check=True
             )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    said = output.read_text(encoding="utf-8", errors="replace").strip()
-    return "" if done.returncode == 0 else said or "no reason given"
+        except subprocess.CalledProcessError:
+            log.seek(0)
+            return log.read().decode(errors="replace").strip() or "no reason given"
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return str(error)
+    return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import itertools
 import math
@@ -9,7 +10,6 @@ import pathlib
 import re
 import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sparsum_experiments import registry
@@ -25,27 +25,22 @@ _NOT_IN_GRID = {
 }
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class PlannedRun:
     """A run of a sweep."""
 
     experiment: str
-    method: str
-    options: Mapping[str, Any]  # all options of `sparsum train`, including the seed
+    args: CommonArgs  # the config, including presets
+    options: Mapping[str, Any]  # those that `sparsum train` is given, including the seed
     setting: Mapping[str, Any]  # those of them that the grid gives
     folder: pathlib.Path
     key: str  # its name within the plan: its folder relative to that of the sweep
     is_evaluated: bool = False  # on the test data, after training
 
     @property
-    def args(self) -> CommonArgs:
-        """The config, including presets."""
-        return registry.make_args(self.experiment, self.method, dict(self.options))
-
-    @property
-    def log_file(self) -> pathlib.Path:
-        """The output of the run's process."""
-        return self.folder / "log.txt"
+    def method(self) -> str:
+        """How the sum is computed."""
+        return self.args.method
 
     def arguments(self) -> list[str]:
         """What comes after `sparsum train`, without ``--resume``."""
@@ -54,11 +49,12 @@ class PlannedRun:
         return [self.experiment, self.method, *words, "--out", str(self.folder)]
 
     def read(self) -> Run | None:
-        """What the run has measured; None if it was not started or cannot be read."""
+        """What the run has measured, with the planned number of epochs; None if it was not started or cannot be read."""
         try:
-            return read_run(self.folder)
+            found = read_run(self.folder)
         except (ValueError, OSError):
             return None
+        return dataclasses.replace(found, args=found.args | {"epochs": self.args.epochs})
 
 
 def make_plan(
@@ -89,27 +85,22 @@ def make_plan(
         own = dict((tuned or {}).get(method, {}))
         for name in sorted(own.keys() & (grid.keys() | given.keys())):
             raise UsageError(f"{as_flag(name)} is given here and tuned for {method} by --tuned-by; remove it here")
-        for seed, setting in itertools.product(range(seeds), _settings(experiment, method, grid)):
+        names = [name for name in sorted(grid) if registry.uses(experiment, method, name)]
+        for seed, *values in itertools.product(range(seeds), *(grid[name] for name in names)):
+            setting = dict(zip(names, values, strict=True))
             plan.append(_planned(experiment, method, given | own, setting, seed, out))
     return plan
-
-
-def _settings(experiment: str, method: str, grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """The points of a grid, without options that the method ignores: it would be trained again and again."""
-    names = [name for name in sorted(grid) if registry.uses(experiment, method, name)]
-    return [dict(zip(names, values, strict=True)) for values in itertools.product(*(grid[name] for name in names))]
 
 
 def _planned(
     experiment: str, method: str, given: dict[str, Any], setting: dict[str, Any], seed: int, out: pathlib.Path
 ) -> PlannedRun:
     """One run; its epochs are explicit even where they are the preset's, so that a later preset does not change the plan."""
+    args = registry.make_args(experiment, method, given | setting | {"seed": seed})  # raises for wrong options
     values = {name.replace("_", "-"): urllib.parse.quote(str(value), safe="+") for name, value in setting.items()}
     name = "_".join(f"{name}-{value}" for name, value in values.items())  # like batch-size-64_lr-0.001
-    parts = [method, name, f"seed-{seed}"] if setting else [method, f"seed-{seed}"]
-    args = registry.make_args(experiment, method, given | setting)  # raises for wrong options
-    options = {"epochs": args.epochs} | given | setting | {"seed": seed}
-    return PlannedRun(experiment, method, options, setting, out.joinpath(*parts), "/".join(parts))
+    key = "/".join(filter(None, (method, name, f"seed-{seed}")))
+    return PlannedRun(experiment, args, {"epochs": args.epochs} | given | setting | {"seed": seed}, setting, out / key, key)
 
 
 def _check_folder(out: pathlib.Path) -> None:
@@ -157,25 +148,25 @@ def parse_grid(experiment: str, texts: Iterable[str]) -> dict[str, list[Any]]:
             raise UsageError(f"--grid {text}: {flag!r} cannot be in a grid of {experiment}{registry.hint(flag, names)}")
         if name in grid:
             raise UsageError(f"--grid {text}: {flag} is given twice; put all its values into one --grid")
-        grid[name] = [_value(known[name], part.strip(), text) for part in values.split(",")]
+        try:
+            grid[name] = [_value(known[name], part.strip()) for part in values.split(",")]
+        except UsageError as error:
+            raise UsageError(f"--grid {text}: {error}") from error
         if len(set(grid[name])) < len(grid[name]):
             raise UsageError(f"--grid {text}: a value is given twice")
     return grid
 
 
-def _value(option: Option, text: str, typed: str) -> Any:
-    try:
-        value = option.parse(text)
-    except UsageError as error:
-        raise UsageError(f"--grid {typed}: {error}") from error
+def _value(option: Option, text: str) -> Any:
+    value = option.parse(text)
     if not text or (isinstance(value, float) and not math.isfinite(value)):
-        raise UsageError(f"--grid {typed}: {option.flag}: {text!r} is not a {'finite number' if text else 'value'}")
+        raise UsageError(f"{option.flag}: {text!r} is not a {'finite number' if text else 'value'}")
     return value
 
 
-def check_grid_is_used(plan: Sequence[PlannedRun], grid: Mapping[str, Sequence[Any]]) -> None:
+def check_grid_is_used(plan: Sequence[PlannedRun], grid: Iterable[str]) -> None:
     """Raise a UsageError for an option of a grid that all methods of a plan ignore."""
-    for name in sorted(grid.keys() - {name for run in plan for name in run.setting}):
+    for name in sorted(set(grid).difference(*(run.setting for run in plan))):
         experiment, methods = plan[0].experiment, dict.fromkeys(run.method for run in plan)
         others = [each for each in registry.experiment_class(experiment).methods if registry.uses(experiment, each, name)]
         what = f"--grid {name.replace('_', '-')} is not used by {', '.join(methods)}"
@@ -199,7 +190,7 @@ def state_of(run: PlannedRun) -> State:
     cannot be read make it partial: resuming it gives the error.
     """
     folder, found = RunFolder(run.folder), run.read()
-    if found is not None and len(found.lines) >= run.args.epochs and (found.test or not run.is_evaluated):
+    if found is not None and found.is_finished and (found.test or not run.is_evaluated):
         try:
             checkpoint = folder.load("last")
             if checkpoint is not None and int(checkpoint["place"]["epoch"]) >= run.args.epochs:
@@ -231,10 +222,9 @@ def _differences(run: PlannedRun) -> list[str]:
     saved = registry.with_defaults(run.experiment, config.args.model_dump(exclude_unset=True))
     planned, options = run.args.model_dump(), registry.experiment_options(run.experiment)
     names = ["method", *(name for name, option in sorted(options.items()) if not option.free_on_resume)]
-    differing = [name for name in names if saved[name] != planned[name]]
-    found = [f"its {name} is {saved[name]!r}, not {planned[name]!r}" for name in differing]
-    if (measured := run.read()) is not None and len(measured.lines) > planned["epochs"]:
-        found.append(f"it has {counted(len(measured.lines), 'epoch')}, more than {planned['epochs']}")
+    found = [f"its {name} is {saved[name]!r}, not {planned[name]!r}" for name in names if saved[name] != planned[name]]
+    if (measured := run.read()) is not None and len(measured.lines) > run.args.epochs:
+        found.append(f"it has {counted(len(measured.lines), 'epoch')}, more than {run.args.epochs}")
     return found
 
 

@@ -11,9 +11,11 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import pandas
+
 from sparsum_experiments.errors import UsageError
 from sparsum_experiments.registry import experiment_class, experiment_options, make_args, uses, with_defaults
-from sparsum_experiments.report.sections import differing_options, summaries_by_setting, without_repetitions
+from sparsum_experiments.report.sections import config_key, differing_options, grouped, without_repetitions
 from sparsum_experiments.runs import Run, RunFolder, read_evaluation, read_folders
 from sparsum_experiments.sweep.plan import counted, grid_options
 
@@ -33,29 +35,6 @@ class Choice(NamedTuple):
         return f"{self.method}: {_words(self.values) or 'nothing was tuned'} ({self.reason})"
 
 
-class _Earlier(NamedTuple):
-    """The runs of an earlier sweep that agree with the options of this one, and their description for messages."""
-
-    experiment: str
-    folder: pathlib.Path
-    runs: list[Run]
-    title: str
-
-    def of(self, method: str) -> list[Run]:
-        return [run for run in self.runs if run.args["method"] == method]
-
-    def differing(self, runs: list[Run]) -> set[str]:
-        """The options that can be tuned and differ among runs."""
-        return set(_tunable(self.experiment)).intersection(differing_options(runs))
-
-    def error(self, text: str) -> UsageError:
-        return UsageError(f"--tuned-by {self.folder}: {text}")
-
-    def evaluate(self, *words: str) -> str:
-        """The command that evaluates all runs on the validation data."""
-        return shlex.join(["sparsum", "evaluate", str(self.folder), "--split", "validation", *words])
-
-
 def tuned_settings(
     experiment: str,
     methods: Sequence[str] | None,
@@ -70,9 +49,7 @@ def tuned_settings(
     Only runs on the same data and with the given ``options`` count, though what may change on resume may differ. The mean
     over seeds of the metric ``by`` decides, at the last epoch or in an evaluation, by default the criterion of each method;
     of equals the first, by their folders' names. The new runs will be in ``out``, and have options of a ``grid``, too.
-
-    Raises:
-        UsageError: if runs are missing, not finished or not evaluated, or nothing was tuned.
+    Raises a UsageError if runs are missing, not finished or not evaluated, or nothing was tuned.
     """
     kind = experiment_class(experiment)
     known = dict.fromkeys((kind.criterion, *kind.judges, *kind.own_criteria.values()))
@@ -80,169 +57,144 @@ def tuned_settings(
         raise UsageError(f"--by must be one of {', '.join(known)} for {experiment}, got {by!r}")
     given = {name: value for name, value in options.items() if value is not None}
     for method in methods or kind.methods[:1]:
-        _check_names(experiment, method, given)
+        try:
+            make_args(experiment, method, given)
+        except UsageError:  # a method or an option that does not exist, of which there could be no runs
+            raise
+        except ValueError:
+            pass  # a value that does not go with the presets may go with what was tuned
     if out.resolve().is_relative_to(folder.resolve()):
         raise UsageError(f"--out {out} is in the folder of --tuned-by, so the new runs would count as earlier ones")
-    earlier = _read(experiment, given, folder)
+    earlier = _Earlier(experiment, folder, given)
     if methods is None:
-        methods = [method for method in kind.methods if earlier.of(method) or _failed_at_once(folder, method)]
-    missing = [text for method in methods for text in _missing(earlier, method)]
-    if missing or not methods:
-        raise _unfinished(earlier, missing or [f"there is no run of {earlier.title}"])
-    return [_choice(earlier, method, given, grid, by) for method in methods]
+        methods = [method for method in kind.methods if earlier.of(method) or earlier.failed_at_once(method)]
+    missing = [text for method in methods for text in earlier.missing(method)]
+    earlier.check(missing if methods else [f"there is no run of {earlier.title}"])
+    return [earlier.choice(method, grid, by) for method in methods]
 
 
-def _check_names(experiment: str, method: str, given: dict[str, Any]) -> None:
-    """Raise for methods and options that do not exist, of which there could be no runs."""
-    try:
-        make_args(experiment, method, given)
-    except UsageError:
-        raise
-    except ValueError:
-        pass  # a value that does not go with the presets may go with what was tuned
+class _Earlier:
+    """The runs of an earlier sweep that agree with the given options of this one, and their description for messages."""
 
+    def __init__(self, experiment: str, folder: pathlib.Path, given: dict[str, Any]) -> None:
+        self.experiment, self.folder, self.given, self.kind = experiment, folder, given, experiment_class(experiment)
+        fixed = {name for name, option in experiment_options(experiment).items() if not option.free_on_resume}
+        self.tunable = sorted(fixed.intersection(grid_options(experiment)))
+        wanted = {"data": with_defaults(experiment, {})["data"]} | {name: given[name] for name in given if name in fixed}
+        self.title = f"{experiment} with {_words(wanted)}"
+        agreeing, (found, problems) = list[Run](), read_folders([folder])
+        for run in [run for run in found if run.experiment == experiment]:
+            args = self.used(run.args)
+            is_same = (
+                pathlib.Path(args["data"]).resolve() == pathlib.Path(wanted["data"]).resolve()
+            )  # a folder has many names
+            if self.used(args | wanted | ({"data": args["data"]} if is_same else {})) == args:
+                agreeing.append(dataclasses.replace(run, args=args))
+        self.runs = without_repetitions(agreeing)[0]
+        # A run that cannot be read may be of any method; a broken evaluation does not matter here.
+        self.check(sorted(set(problems) - {run.problem for run in found}))
 
-def _read(experiment: str, given: Mapping[str, Any], folder: pathlib.Path) -> _Earlier:
-    """The runs that count, folders only; one that cannot be read is an error, since it may be of any method."""
-    options = experiment_options(experiment)
-    wanted = {"data": options["data"].default} | {n: value for n, value in given.items() if not options[n].free_on_resume}
-    runs, problems = read_folders([folder])
-    ours = [
-        dataclasses.replace(run, args=_used_args(run.experiment, run.args)) for run in runs if run.experiment == experiment
-    ]
-    agreeing = [run for run in ours if _agrees(run, wanted)]
-    earlier = _Earlier(experiment, folder, without_repetitions(agreeing)[0], f"{experiment} with {_words(wanted)}")
-    if broken := set(problems) - {run.problem for run in runs}:  # a broken evaluation does not matter here
-        raise _unfinished(earlier, sorted(broken))
-    return earlier
+    def used(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of a run, completed, with the default of those that its method ignores."""
+        defaults = with_defaults(self.experiment, {})
+        ignored = {name for name in defaults if not uses(self.experiment, args["method"], name)}
+        return {**defaults, **args, **{name: defaults[name] for name in ignored}}
 
+    def of(self, method: str) -> list[Run]:
+        return [run for run in self.runs if run.args["method"] == method]
 
-def _used_args(experiment: str, args: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a run, completed, with the default of those that its method ignores."""
-    defaults = with_defaults(experiment, {})
-    return {
-        name: value if uses(experiment, args["method"], name) else defaults.get(name, value)
-        for name, value in with_defaults(experiment, dict(args)).items()
-    }
+    def failed_at_once(self, method: str) -> list[pathlib.Path]:
+        """The folders of runs that a sweep gave up before they had a config; the name of a folder above is the method."""
+        failed = [file.parent.resolve() for file in sorted(self.folder.rglob(RunFolder(self.folder).failure_file.name))]
+        return [path for path in failed if not RunFolder(path).exists() and method in path.parts[-3:-1]]
 
+    def error(self, text: str) -> UsageError:
+        return UsageError(f"--tuned-by {self.folder}: {text}")
 
-def _agrees(run: Run, wanted: Mapping[str, Any]) -> bool:
-    """Whether a run has the wanted options, as far as its method uses them; two paths of one data folder are equal."""
-    return all(
-        run.args.get(name) == value
-        or (name == "data" and pathlib.Path(run.args[name]).resolve() == pathlib.Path(value).resolve())
-        or not uses(run.experiment, run.args["method"], name)
-        for name, value in wanted.items()
-    )
+    def check(self, missing: list[str]) -> None:
+        """Raise an error if something is missing."""
+        if missing:
+            named = missing[:_N_NAMED] + ([f"and {len(missing) - _N_NAMED} more"] if len(missing) > _N_NAMED else [])
+            leave_out = "to leave out a setting, delete its runs of all seeds; to leave out a method, use --methods"
+            raise self.error(f"{'; '.join(named)}. Finish that sweep first; {leave_out}")
 
-
-def _missing(earlier: _Earlier, method: str) -> list[str]:
-    """Why the runs of a method cannot be compared, in words."""
-    runs = earlier.of(method)
-    found = [f"{os.path.relpath(path)} failed" for path in _failed_at_once(earlier.folder, method)]
-    for run in runs:
-        if not run.is_finished:
+    def missing(self, method: str) -> list[str]:
+        """Why the runs of a method cannot be compared, in words."""
+        runs = self.of(method)
+        found = [f"{os.path.relpath(path)} failed" for path in self.failed_at_once(method)]
+        for run in [run for run in runs if not run.is_finished]:
             how = "failed after" if RunFolder(run.path).failure_file.exists() else "has finished"
             found.append(f"{os.path.relpath(run.path)} {how} {len(run.lines)} of {counted(run.args['epochs'], 'epoch')}")
-    if found or not runs:
-        return found or [f"there is no run of {method} of {earlier.title}"]
-    if len(lengths := sorted({run.args["epochs"] for run in runs})) > 1:
-        found.append(f"runs of {method} have {' and '.join(map(str, lengths))} epochs, so they cannot be compared")
-    seeds = {run.args["seed"] for run in runs}
-    for summary in summaries_by_setting(runs):
-        # The missing seeds may be the bad ones.
-        absent = seeds - {run.args["seed"] for run in summary.runs}
-        found += [f"{method} with {_words(summary.setting)} has no run with seed {seed}" for seed in sorted(absent)]
-    return found
-
-
-def _failed_at_once(folder: pathlib.Path, method: str) -> list[pathlib.Path]:
-    """The folders of runs that a sweep gave up before they had a config; the name of a folder above is the method."""
-    failed = [file.parent.resolve() for file in sorted(folder.rglob(RunFolder(folder).failure_file.name))]
-    return [path for path in failed if not RunFolder(path).exists() and method in path.parts[-3:-1]]
-
-
-def _unfinished(earlier: _Earlier, missing: list[str]) -> UsageError:
-    named = missing[:_N_NAMED] + ([f"and {len(missing) - _N_NAMED} more"] if len(missing) > _N_NAMED else [])
-    return earlier.error(
-        f"{'; '.join(named)}. Finish that sweep first; to leave out a setting, delete its runs of all seeds; "
-        "to leave out a method, use --methods"
-    )
-
-
-def _choice(earlier: _Earlier, method: str, given: dict[str, Any], grid: Collection[str], by: str | None) -> Choice:
-    experiment, kind = earlier.experiment, experiment_class(earlier.experiment)
-    owners = [other for other, criterion in kind.own_criteria.items() if criterion == by]
-    if owners and method not in owners:
-        raise UsageError(f"--by {by}: {method} does not have it; use --methods with some of {', '.join(owners)}")
-    metric, sign = by or kind.criterion_of(method), kind.judges.get(by or "", 1)
-    names = _tuned_options(earlier, method)
-    summaries = summaries_by_setting(earlier.of(method))
-    measured = [[_measured(earlier, run, metric) for run in summary.runs] for summary in summaries]
-    _check_counts(earlier, method, metric, [metrics for runs in measured for metrics in runs])
-    means = [statistics.fmean(metrics[metric] for metrics in runs) for runs in measured]
-    numbers = [i for i, mean in enumerate(means) if not math.isnan(mean)]
-    if not numbers:
-        raise earlier.error(f"no run of {method} there has measured {metric}")
-    best = max(numbers, key=lambda i: sign * means[i])
-    args = summaries[best].runs[0].args
-    values = {name: args.get(name) for name in names}
-    among = f"the best of {len(summaries)} settings" if len(summaries) > 1 else "the only setting"
-    reason = f"validation {metric} {means[best]:.4g}, {among} in {earlier.folder}"
-    same = given | values | {name: args[name] for name in grid if name in args}
-    new = _used_args(experiment, make_args(experiment, method, same).model_dump())
-    others = {name: args[name] for name in ("data", *_tunable(experiment)) if args[name] != new[name]}
-    return Choice(method, values, f"{reason}, where it had {_words(others)}" if others else reason)
-
-
-def _measured(earlier: _Earlier, run: Run, metric: str) -> Mapping[str, float]:
-    """The validation metrics of a run's last epoch, or where these lack the metric, those of an evaluation."""
-    if metric in run.validation:
-        return run.validation
-    try:
-        found = read_evaluation(RunFolder(run.path), len(run.lines), "validation")
-    except ValueError:  # measured at another time, or unreadable
-        found = {}
-    if metric in found:
+        if found or not runs:
+            return found or [f"there is no run of {method} of {self.title}"]
+        if len(lengths := sorted({run.args["epochs"] for run in runs})) > 1:
+            found.append(f"runs of {method} have {' and '.join(map(str, lengths))} epochs, so they cannot be compared")
+        seeds = {run.args["seed"] for run in runs}
+        for same in grouped(runs, config_key).values():
+            setting = _words({name: same[0].args.get(name) for name in differing_options(runs)})
+            absent = seeds - {run.args["seed"] for run in same}  # which may be the bad ones
+            found += [f"{method} with {setting} has no run with seed {seed}" for seed in sorted(absent)]
         return found
-    command = earlier.evaluate(*(("--annealed", str(_N_ANNEALED)) if metric.endswith("annealed") else ()))
-    where = f"{metric} on the validation data after its last epoch"
-    raise earlier.error(f"{os.path.relpath(run.path)} has not measured {where}: run {command}")
 
+    def choice(self, method: str, grid: Collection[str], by: str | None) -> Choice:
+        """The best setting of a method."""
+        owners = [other for other, criterion in self.kind.own_criteria.items() if criterion == by]
+        if owners and method not in owners:
+            raise UsageError(f"--by {by}: {method} does not have it; use --methods with some of {', '.join(owners)}")
+        metric, names, runs = by or self.kind.criterion_of(method), self.tuned_options(method), self.of(method)
+        measured = pandas.DataFrame([self.measured(run, metric) for run in runs], index=map(config_key, runs))
+        for name, how in (("n_samples", "measured with {} samples"), ("n_annealed", "annealed for {} images")):
+            counts = sorted(measured[name].dropna().unique()) if name in measured else []
+            if len(counts) > 1 and (name == "n_samples" or metric.endswith("annealed")):  # few would be compared with many
+                were = how.format(" and ".join(f"{n:g}" for n in counts))
+                again = self.evaluate(f"--{name.removeprefix('n_')}", f"{counts[-1]:g}")
+                raise self.error(f"runs of {method} were {were}, so they cannot be compared; run {again}")
+        # Exact sums, so that the order of the seeds does not break ties; NaN where a seed has it.
+        means = measured.groupby(level=0, sort=False)[metric].agg(statistics.fmean)
+        if means.isna().all():
+            raise self.error(f"no run of {method} there has measured {metric}")
+        best = (means * self.kind.judges.get(by or "", 1)).idxmax()
+        args = next(run.args for run in runs if config_key(run) == best)
+        values = {name: args.get(name) for name in names}
+        among = f"the best of {len(means)} settings" if len(means) > 1 else "the only setting"
+        reason = f"validation {metric} {means[best]:.4g}, {among} in {self.folder}"
+        same = self.given | values | {name: args[name] for name in grid if name in args}
+        new = self.used(make_args(self.experiment, method, same).model_dump())
+        others = {name: args[name] for name in ("data", *self.tunable) if args[name] != new[name]}
+        return Choice(method, values, f"{reason}, where it had {_words(others)}" if others else reason)
 
-def _check_counts(earlier: _Earlier, method: str, metric: str, measured: list[Mapping[str, float]]) -> None:
-    """Raise if an estimate from few samples, or for few images, would be compared with one from many."""
-    for name, option, how in (
-        ("n_samples", "--samples", "measured with {} samples"),
-        ("n_annealed", "--annealed", "annealed for {} images"),
-    ):
-        counts = sorted({metrics[name] for metrics in measured if name in metrics})
-        if len(counts) > 1 and (name == "n_samples" or metric.endswith("annealed")):
-            were = how.format(" and ".join(f"{n:g}" for n in counts))
-            again = earlier.evaluate(option, f"{counts[-1]:g}")
-            raise earlier.error(f"runs of {method} were {were}, so they cannot be compared; run {again}")
+    def measured(self, run: Run, metric: str) -> Mapping[str, float]:
+        """The validation metrics of a run's last epoch, or where these lack the metric, those of an evaluation."""
+        if not run.lines:  # of no epochs
+            return {metric: math.nan}
+        if metric in run.validation:
+            return run.validation
+        try:
+            found = read_evaluation(RunFolder(run.path), len(run.lines), "validation")
+        except ValueError:  # measured at another time, or unreadable
+            found = {}
+        if metric in found:
+            return found
+        command = self.evaluate(*(("--annealed", str(_N_ANNEALED)) if metric.endswith("annealed") else ()))
+        where = f"{metric} on the validation data after its last epoch"
+        raise self.error(f"{os.path.relpath(run.path)} has not measured {where}: run {command}")
 
+    def evaluate(self, *words: str) -> str:
+        """The command that evaluates all runs on the validation data."""
+        return shlex.join(["sparsum", "evaluate", str(self.folder), "--split", "validation", *words])
 
-def _tuned_options(earlier: _Earlier, method: str) -> list[str]:
-    """The options that differ among the runs of a method; where it has a single setting, among those of another method.
+    def tuned_options(self, method: str) -> list[str]:
+        """The options that differ among the runs of a method; if none does, among those of another one, or between methods.
 
-    Where all methods have one setting, those that differ between methods. Always those that the method uses, perhaps none.
-    """
-    if names := earlier.differing(earlier.of(method)):
-        return sorted(names)
-    within = [earlier.differing(earlier.of(other)) for other in experiment_class(earlier.experiment).methods]
-    names = set().union(*within) or earlier.differing(earlier.runs)
-    if not names:
-        same = f"all runs of {earlier.title} have the same setting"
-        raise earlier.error(f"nothing was tuned there, {same}; give the folder of a sweep with --grid")
-    return sorted(name for name in names if uses(earlier.experiment, method, name))
-
-
-def _tunable(experiment: str) -> list[str]:
-    """The options that decide what a run computes, apart from its data, its seed and its length."""
-    return sorted(name for name, option in grid_options(experiment).items() if not option.free_on_resume)
+        Always those that the method uses, perhaps none.
+        """
+        groups = [self.of(method)], [self.of(other) for other in self.kind.methods], [self.runs]
+        differing = [set[str]().union(*map(differing_options, group)).intersection(self.tunable) for group in groups]
+        if not (names := next(filter(None, differing), None)):
+            same = f"all runs of {self.title} have the same setting"
+            raise self.error(f"nothing was tuned there, {same}; give the folder of a sweep with --grid")
+        return sorted(name for name in names if uses(self.experiment, method, name))
 
 
 def _words(values: Mapping[str, Any]) -> str:
-    shown = {name: "default" if value in (None, "") else value for name, value in values.items()}
-    return ", ".join(f"{name} {value}" for name, value in shown.items())
+    return ", ".join(f"{name} {'default' if value in (None, '') else value}" for name, value in values.items())

@@ -19,23 +19,11 @@ from rich.console import Console
 from sparsum_experiments.errors import UsageError
 from sparsum_experiments.registry import experiment_class, experiment_options
 from sparsum_experiments.runs import RunFolder
-from sparsum_experiments.sweep import (
-    Board,
-    Entry,
-    Phase,
-    PlannedRun,
-    State,
-    best_settings,
-    launch,
-    make_plan,
-    parse_grid,
-    state_of,
-    sweep,
-    sweep_command,
-)
-from sparsum_experiments.sweep.board import seconds_left
+from sparsum_experiments.sweep import Board, Phase, PlannedRun, launch, make_plan, sweep, sweep_command
+from sparsum_experiments.sweep.command import best_settings, seconds_left
 from sparsum_experiments.sweep.estimate import estimate_plan
-from sparsum_experiments.sweep.plan import check_plan, grid_options, parse_methods
+from sparsum_experiments.sweep.launch import Entry
+from sparsum_experiments.sweep.plan import State, check_plan, grid_options, parse_grid, parse_methods, state_of
 
 from tests.experiments.sweep.finished import write_finished
 

@@ -12,7 +12,9 @@ from sparsum_experiments.errors import UsageError
 from sparsum_experiments.main import main
 from sparsum_experiments.report.recording import record_runs
 from sparsum_experiments.runs import RunFolder
-from sparsum_experiments.sweep import Choice, PlannedRun, best_settings, make_plan, tuned_settings
+from sparsum_experiments.sweep import PlannedRun, make_plan
+from sparsum_experiments.sweep.command import best_settings
+from sparsum_experiments.sweep.tuned import Choice, tuned_settings
 
 from tests.experiments.sweep.finished import write_finished
 
