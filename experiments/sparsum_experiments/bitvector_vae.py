@@ -17,7 +17,7 @@ from torch.distributions import Distribution
 
 import sparsum as sp
 from sparsum.estimators import AbstractEstimator, Bound, Estimate
-from sparsum_experiments.data import Images, canonical_name, load_images
+from sparsum_experiments.data import Images, load_images
 from sparsum_experiments.experiment import AbstractExperiment, Step, Totals, temperature_of
 from sparsum_experiments.models.bits_per_dim import bits_per_dim
 from sparsum_experiments.models.estimators import ModeThrough
@@ -289,8 +289,7 @@ class BitvectorVAE(AbstractExperiment):
         """Build the model, and load the data unless ``images`` are given."""
         self.args, self.device = args, device
         # The authors hold out 5,000 images here, and 10,000 in their first experiment.
-        n_validation = 5_000 if canonical_name(args.data, args.data_dir) in {"mnist", "fashion-mnist"} else None
-        self.images = images or load_images(args.data, args.data_dir, n_validation=n_validation, device=device)
+        self.images = images or load_images(args.data, args.data_dir, max_validation=5_000, device=device)
         self.data_files = self.images.digests
         n_train = len(self.images.train.x)
         self.n_steps, self.n_calls_per_step = n_train // args.batch_size, args.batch_size

@@ -16,6 +16,5 @@ from sparsum_experiments.data.games import draw_games as draw_games
 from sparsum_experiments.data.games import load_games as load_games
 from sparsum_experiments.data.images import Images as Images
 from sparsum_experiments.data.images import Split as Split
-from sparsum_experiments.data.images import canonical_name as canonical_name
 from sparsum_experiments.data.images import load_images as load_images
 from sparsum_experiments.data.sources import BadFile as BadFile

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from sparsum_experiments.data.images import Movable, load_images
-from sparsum_experiments.data.sources import DIGITS, BadFile, digest, find_folder, read_regular, refuse_bomb
+from sparsum_experiments.data.sources import DIGITS, SOURCES, BadFile, digest, find_folder, read_regular, refuse_bomb
+from sparsum_experiments.errors import UsageError
 
 #: The two files of a signal game.
 FILES = ("train.npz", "test.npz")
@@ -112,7 +113,10 @@ def load_games(
         train, validation, test = (Features.from_unsorted(split.x / 16, split.y) for split in splits)
         games = Games(DIGITS, train, validation, test, tuple("0123456789"), _N_IMAGES_OF_DIGITS, images.digests)
     else:
-        games = _from_folder(find_folder(fspath(name_or_folder), Path(data_dir), (DIGITS, *game_folders(Path(data_dir)))))
+        name, known = fspath(name_or_folder), (DIGITS, *game_folders(Path(data_dir)))
+        if name in SOURCES and name not in known:
+            raise UsageError(f"--data {name}: it has no features for the signal game, which takes digits or a folder")
+        games = _from_folder(find_folder(name, Path(data_dir), known))
     for split, features in (("train", games.train), ("validation", games.validation), ("test", games.test)):
         if features.n_concepts < games.n_images:
             found = f"{games.name} has {features.n_concepts} in its {split} data"

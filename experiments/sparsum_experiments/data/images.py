@@ -17,10 +17,8 @@ from sparsum_experiments.seeds import seed_for
 
 # The seed of every split. Another one would make results incomparable with those published for this one.
 _SPLIT_SEED = 2020
-# How many images are held out for validation, and how many of the others are labelled, by default.
-_N_VALIDATION = {DIGITS: 300, "mnist": 10_000, "fashion-mnist": 10_000}
-_N_LABELLED = {DIGITS: 100, "mnist": 5_000, "fashion-mnist": 5_000}
-_N_TEST_DIGITS = 300
+# Of the digits, by default: a sixth and a tenth, as of other data sets, would be odd numbers.
+_N_TEST_DIGITS, _N_VALIDATION_DIGITS, _N_LABELLED_DIGITS = 300, 300, 100
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +69,7 @@ def load_images(
     data_dir: str | PathLike[str],
     *,
     n_validation: int | None = None,
+    max_validation: int | None = None,
     n_labelled: int | None = None,
     device: torch.device | str = "cpu",
 ) -> Images:
@@ -78,7 +77,8 @@ def load_images(
 
     A fixed permutation orders the images that are not test data. The last ``n_validation`` are held out, and the first
     ``n_labelled`` of the others are labelled: more validation data leaves the labelled ones as they are, and more labelled
-    ones include the fewer.
+    ones include the fewer. By default a sixth of the images, at most 10,000 or ``max_validation``, is held out, and a tenth
+    of the others, at most 5,000, is labelled.
 
     A folder holds the four files of MNIST by their names, compressed or not. If they are those of a published data set, it
     is that data set; otherwise it is one of your own, named after the folder, with images of any size.
@@ -98,23 +98,11 @@ def load_images(
         x, y, x_test, y_test = (file.array for file in files.values())
         rest, test = Split(x.flatten(1), y.long())[fixed_permutation(len(x), name)], Split(x_test.flatten(1), y_test.long())
         shape, n_levels, digests = (x.shape[1], x.shape[2]), 256, {file: read.digest for file, read in files.items()}
-    usual = _N_VALIDATION.get(name, max(1, min(10_000, len(rest) // 6)))
+    usual = _N_VALIDATION_DIGITS if name == DIGITS else max(1, min(max_validation or 10_000, len(rest) // 6))
     n_train = len(rest) - _count("n_validation", n_validation, usual, least=1, most=len(rest) - 1)
-    usual = min(_N_LABELLED.get(name, max(1, min(5_000, n_train // 10))), n_train)
+    usual = min(_N_LABELLED_DIGITS if name == DIGITS else max(1, min(5_000, n_train // 10)), n_train)
     is_labelled = torch.arange(n_train) < _count("n_labelled", n_labelled, usual, least=0, most=n_train)
     return Images(name, shape, n_levels, rest[:n_train], rest[n_train:], test, is_labelled, digests).to(device)
-
-
-def canonical_name(data: str, data_dir: str | PathLike[str]) -> str:
-    """The name of the data set that an option ``--data`` stands for, which for a folder depends on the files in it.
-
-    >>> canonical_name("digits", "data")
-    'digits'
-    """
-    if data in NAMES:
-        return data
-    folder = find_folder(data, Path(data_dir), NAMES)
-    return _read_files(data, Path(data_dir))[0] if has_images(folder) else folder.resolve().name
 
 
 def has_images(folder: Path) -> bool:

@@ -222,10 +222,15 @@ def _differences(run: PlannedRun) -> list[str]:
     saved = registry.with_defaults(run.experiment, config.args.model_dump(exclude_unset=True))
     planned, options = run.args.model_dump(), registry.experiment_options(run.experiment)
     names = ["method", *(name for name, option in sorted(options.items()) if not option.free_on_resume)]
-    found = [f"its {name} is {saved[name]!r}, not {planned[name]!r}" for name in names if saved[name] != planned[name]]
+    pairs = [(name, _shown(saved[name]), _shown(planned[name])) for name in names if saved[name] != planned[name]]
+    found = [f"its {as_flag(name)} is {before}, not {now}" for name, before, now in pairs]
     if (measured := run.read()) is not None and len(measured.lines) > run.args.epochs:
         found.append(f"it has {counted(len(measured.lines), 'epoch')}, more than {run.args.epochs}")
     return found
+
+
+def _shown(value: Any) -> str:
+    return "the default" if value in (None, "") else str(value)
 
 
 def counted(n: int, noun: str) -> str:

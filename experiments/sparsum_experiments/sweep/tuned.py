@@ -157,10 +157,11 @@ class _Earlier:
         args = next(run.args for run in runs if config_key(run) == best)
         values = {name: args.get(name) for name in names}
         among = f"the best of {len(means)} settings" if len(means) > 1 else "the only setting"
-        reason = f"validation {metric} {means[best]:.4g}, {among} in {self.folder}"
+        n_seeds = len(measured.loc[[best]])
+        reason = f"validation {metric} {means[best]:.4g}, {among} over {n_seeds} seed{'s' * (n_seeds > 1)} in {self.folder}"
         same = self.given | values | {name: args[name] for name in grid if name in args}
         new = self.used(make_args(self.experiment, method, same).model_dump())
-        others = {name: args[name] for name in ("data", *self.tunable) if args[name] != new[name]}
+        others = {name: args[name] for name in ("data", "epochs", *self.tunable) if args[name] != new[name]}
         return Choice(method, values, f"{reason}, where it had {_words(others)}" if others else reason)
 
     def measured(self, run: Run, metric: str) -> Mapping[str, float]:

@@ -209,7 +209,6 @@ def test_a_folder_of_published_files_is_the_published_data_set(files: dict[str, 
         assert (images.name, images.shape, images.digests) == ("mnist", (28, 28), named.digests)
         assert torch.equal(images.train.x, named.train.x)
         assert torch.equal(images.is_labelled, named.is_labelled)
-    assert data.canonical_name(str(tmp_path / "anything"), "") == data.canonical_name("anything", tmp_path) == "mnist"
 
 
 def own(folder: Path, n: int = 60, shape: tuple[int, int] = (3, 5), **changes: bytes) -> Path:
@@ -230,7 +229,6 @@ def test_a_data_set_of_ones_own(tmp_path: Path) -> None:
     assert torch.equal(data.load_images("mine", tmp_path).train.y, images.train.y)
     assert [finding.state for finding in data.check("mine", tmp_path)] == ["right"] * 4
     assert [entry.found for entry in data.known(tmp_path) if entry.name == "mine"] == [str(tmp_path / "mine")]
-    assert data.canonical_name("mine", tmp_path) == "mine"
     few = data.load_images(own(tmp_path / "few", n=4), "")
     assert (len(few.train), len(few.validation), int(few.is_labelled.sum())) == (3, 1, 1)
 
