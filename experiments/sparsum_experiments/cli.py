@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import pathlib
 import shlex
+import typing
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,16 @@ from sparsum_experiments import __version__
 from sparsum_experiments.data_command import data_command
 from sparsum_experiments.errors import UsageError
 from sparsum_experiments.files import printable
-from sparsum_experiments.registry import EXPERIMENTS, NAMES, check_method, experiment_class, experiment_options, hint, uses
+from sparsum_experiments.registry import (
+    EXPERIMENTS,
+    NAMES,
+    check_method,
+    experiment_class,
+    experiment_options,
+    general_presets,
+    hint,
+    uses,
+)
 
 if TYPE_CHECKING:
     from sparsum_experiments.options import Option
@@ -68,26 +78,31 @@ class _Unquoted(click.Command):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             known = [flag for each in self.get_params(ctx) for flag in each.opts if flag.startswith("--")]
-            raise UsageError(
-                f"{error.option_name} is not an option of {ctx.info_name}{hint(error.option_name, known)}"
-            ) from None
+            name = error.option_name
+            raise UsageError(f"{name} is not an option of '{ctx.command_path}'{hint(name, known)}") from None
+        except click.MissingParameter as error:
+            raise UsageError(f"{error.format_message()} See '{ctx.command_path} --help'.") from None
         except click.BadParameter as error:
             raise UsageError(f"{error.param.opts[0] if error.param else 'option'}: {error.message}") from None
 
 
 def _flags(experiment: str, hidden: Iterable[str] = ()) -> list[click.Option]:
     """The options of an experiment's Args on the command line."""
-    return [_flag(each) for each in experiment_options(experiment).values() if each.name not in hidden]
+    return [_flag(experiment, each) for each in experiment_options(experiment).values() if each.name not in hidden]
 
 
-def _flag(option: Option) -> click.Option:
-    some = ", ".join(option.methods or ())
-    about = f"{some}: {option.help}" if some else option.help
-    if option.ignored_by:
-        about = f"Not {', '.join(option.ignored_by)}: {about}"
-    default = "" if option.default in (None, "") or "[" in about else f" [default: {option.default}]"
+def _flag(experiment: str, option: Option) -> click.Option:
+    known = experiment_class(experiment).methods
+    users = [method for method in known if option.is_used_by(method)]
+    others = [method for method in known if method not in users]
+    about = option.help
+    if others:
+        about += f" (only {', '.join(users)})" if len(users) < len(others) else f" (not {', '.join(others)})"
+    presets = [f"{name}: {value}" for name, value in general_presets(experiment, option.name).items()]
+    if option.default not in (None, "") and "[" not in about:
+        about += f" [default: {'; '.join([str(option.default), *presets])}]"
     words = f"{'|'.join(option.choices)}" if option.choices else None
-    return click.Option([option.flag], metavar=words, help=about + default, type=_Parsed(option))
+    return click.Option([option.flag], metavar=words, help=about, type=_Parsed(option))
 
 
 class _Parsed(click.ParamType):  # type: ignore[type-arg]  # not generic in all versions
@@ -97,7 +112,8 @@ class _Parsed(click.ParamType):  # type: ignore[type-arg]  # not generic in all 
 
     def __init__(self, option: Option) -> None:
         self.option = option
-        self.name = {int: "integer", float: "number"}.get(option.kind, "value")
+        kinds = typing.get_args(option.kind) or (option.kind,)
+        self.name = "integer" if int in kinds else "number" if float in kinds else "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return self.option.parse(value) if isinstance(value, str) else value
@@ -110,7 +126,7 @@ def _methods_help(experiment: str) -> str:
     from sparsum_experiments.experiment import METHODS
 
     lines = [f"  {method:17} {METHODS[method]}" for method in experiment_class(experiment).methods]
-    presets = "Some methods and data sets have presets in place of the defaults of options."
+    presets = "Some methods have presets in place of the defaults of options."
     return "\b\nMethods:\n" + "\n".join(lines) + f"\n\n{presets}"
 
 
@@ -139,9 +155,10 @@ def _train_command(experiment: str) -> click.Command:
         show_default=True,
         help="How often to save within an epoch; a killed run loses no more.",
     )
+    first = experiment_class(experiment).methods[0]
     about = (
         f"Train one model of {experiment} and write its metrics and checkpoints.\n\n"
-        f"Example: sparsum train {experiment} sparse --epochs 5 --out runs/first\n\n{_methods_help(experiment)}"
+        f"Example: sparsum train {experiment} {first} --epochs 5 --out runs/my-{experiment}\n\n{_methods_help(experiment)}"
     )
     params = [method, *_flags(experiment), out, resume, save]
     return _Unquoted(experiment, params=params, callback=functools.partial(_train, experiment), help=about)
@@ -173,7 +190,7 @@ app.add_command(
 )
 
 
-@app.command(cls=_Unquoted)
+@app.command(cls=_Unquoted, short_help="Measure trained models on test data.")
 @click.argument("runs", nargs=-1, required=True, type=_PATH, metavar="RUN...")
 @click.option("--checkpoint", type=click.Choice(["last", "best"]), default="last", show_default=True)
 @click.option("--split", type=click.Choice(["test", "validation"]), default="test", show_default=True)
@@ -289,7 +306,7 @@ def _sweep(experiment: str, **words: Any) -> None:
 app.add_command(_Experiments("sweep", make=_sweep_command, help="Make many runs: sparsum sweep EXPERIMENT [OPTIONS]."))
 
 
-@app.command(cls=_Unquoted)
+@app.command(cls=_Unquoted, short_help="Write a page of runs, or print tables.")
 @click.argument("runs", nargs=-1, required=True, type=_PATH, metavar="RUNS...")
 @click.option("--out", "-o", type=_PATH, help="The page. [default: report.html in the first folder]")
 @click.option("--markdown", is_flag=True, help="Print tables of test metrics beside the paper's, and write no page.")
@@ -327,7 +344,7 @@ def report(
     raise SystemExit(0 if sections else 1)
 
 
-@app.command(cls=_Unquoted)
+@app.command(cls=_Unquoted, short_help="Add runs to the records that are kept.")
 @click.argument("runs", nargs=-1, required=True, type=_PATH, metavar="RUNS...")
 @click.option("--out", type=_PATH, default="results", show_default=True, help="The folder of the records.")
 @click.option("--variant", default="", help="How these runs differ from others of their method, in a word.")
@@ -349,7 +366,7 @@ def record(runs: tuple[pathlib.Path, ...], out: pathlib.Path, variant: str, late
         say(line)
 
 
-@app.command(cls=_Unquoted)
+@app.command(cls=_Unquoted, short_help="Train all experiments on digits.")
 @click.option("--out", type=_PATH, default="runs/demo", show_default=True, help="The folder of the runs and the report.")
 @click.option("--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Runs at a time.")
 def demo(out: pathlib.Path, jobs: int) -> None:

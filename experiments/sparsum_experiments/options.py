@@ -8,6 +8,8 @@ from there, so that a new option is one line.
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import pathlib
 import typing
 from collections.abc import Callable
@@ -105,9 +107,11 @@ class CommonArgs(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     method: str = pydantic.Field(description="How the sum over the latent variable is computed.")
-    data: str = option("digits", "The data set: digits (comes with scikit-learn), mnist, fashion-mnist, or a folder.")
+    data: str = option("digits", "A data set (see 'sparsum data list') or a folder.")
     data_dir: str = option("data", "The folder of all data sets.", free_on_resume=True, changes_cost=False, is_place=True)
-    epochs: int = option(100, "Passes over the training data.", ge=0, free_on_resume=True, changes_cost=False, is_main=True)
+    epochs: int = option(
+        100, "Passes over the training data.", ge=1, le=2**60, free_on_resume=True, changes_cost=False, is_main=True
+    )
     seed: int = option(0, "Seed of the weights and all noise.", ge=-(2**63), lt=2**63, changes_cost=False, is_place=True)
     lr: float = option(1e-3, "Learning rate of Adam.", ge=0, changes_cost=False, is_main=True)
     batch_size: int = option(64, "Examples per step.", ge=1, is_main=True)
@@ -139,6 +143,19 @@ class CommonArgs(pydantic.BaseModel):
     def replace(self, **changes: Any) -> typing.Self:
         """A copy with some values changed, and checked."""
         return type(self)(**(self.model_dump() | changes))
+
+
+def config_digest(args: CommonArgs) -> str:
+    """The same for configs with the same options, except for those that may change on resume.
+
+    Defaults do not count, so that an option of a newer version does not make another config.
+    """
+    fixed = {
+        option.name: getattr(args, option.name) for option in options_of(type(args)).values() if not option.free_on_resume
+    }
+    changed = {name: value for name, value in fixed.items() if value != options_of(type(args))[name].default}
+    text = json.dumps({"method": args.method} | changed, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 @functools.lru_cache

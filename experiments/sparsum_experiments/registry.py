@@ -133,6 +133,12 @@ def make_experiment(name: str, args: CommonArgs, device: torch.device) -> Abstra
     return experiment_class(name)(args, device)  # type: ignore[call-arg]
 
 
+def general_presets(name: str, option: str) -> dict[str, Any]:
+    """The presets of an option that hold for all methods on some data, by the name of the data."""
+    tables = _presets(name).get("all", {})
+    return {data: table[option] for data, table in tables.items() if isinstance(table, dict) and option in table}
+
+
 @functools.lru_cache
 def _presets(name: str) -> dict[str, Any]:
     file = importlib.resources.files("sparsum_experiments") / "presets" / f"{name}.toml"
@@ -142,6 +148,6 @@ def _presets(name: str) -> dict[str, Any]:
 def hint(seen: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: what was probably meant, and what exists."""
     known = list(known)
-    close = difflib.get_close_matches(seen, known, n=1)
+    close = difflib.get_close_matches(seen, known, n=1, cutoff=0.7)
     meant = f"; did you mean {close[0]!r}?" if close else ";"
     return f"{meant} known: {', '.join(known)}"

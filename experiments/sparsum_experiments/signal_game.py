@@ -33,8 +33,15 @@ class Args(CommonArgs):
     """The options of this experiment."""
 
     epochs: int = option(
-        500, "Epochs of steps-per-epoch batches of new games.", ge=0, free_on_resume=True, changes_cost=False, is_main=True
+        500,
+        "Epochs of steps-per-epoch batches of new games.",
+        ge=1,
+        le=2**60,
+        free_on_resume=True,
+        changes_cost=False,
+        is_main=True,
     )
+    data: str = option("digits", "digits, or a folder of features (see 'sparsum data features').")
     steps_per_epoch: int = option(100, "Batches of games per epoch.", ge=1, le=MAX_SIZE)
     entropy: float = option(0.1, "Coefficient of the entropy bonus.", changes_cost=False, is_main=True)
     n_symbols: int = option(256, "Number of symbols.", ge=1, le=MAX_SIZE)

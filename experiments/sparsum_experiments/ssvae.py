@@ -30,7 +30,10 @@ _EVALUATED_AT_ONCE = {"cpu": 500, "cuda": 5000}
 # The warm start: its learning rate, the networks that it trains, and a version to increase when its computation changes.
 _WARM_LR = 1e-3
 _WARM_NETWORKS = ("classifier", "inference", "generative")
-_WARM_VERSION = 1
+_WARM_VERSION = 2
+# Options that the warm start does not use; of the method it uses the classification loss.
+_NOT_WARM = {"method", "data", "data_dir", "epochs", "seed", "lr", "temperature_decay", "temperature_every", "device"}
+_NOT_WARM |= {"precision", "warm_epochs", "k"}
 
 
 class Args(CommonArgs):
@@ -39,13 +42,14 @@ class Args(CommonArgs):
     epochs: int = option(
         200,
         "Passes over the unlabelled images, the labelled ones cycling.",
-        ge=0,
+        ge=1,
+        le=2**60,
         free_on_resume=True,
         changes_cost=False,
         is_main=True,
     )
     warm_epochs: int | None = option(
-        None, "Passes over the labelled images before that. [100; digits 10]", ge=0, changes_cost=False
+        None, "Passes over the labelled images before the main training. [100; digits 10]", ge=0, changes_cost=False
     )
     warm_seed: int = option(0, "Seed of the warm start, which all seeds share.", changes_cost=False)
     weight_decay: float = option(1e-5, "Weight decay of Adam.", ge=0, changes_cost=False)
@@ -211,18 +215,13 @@ class SemisupervisedVAE(AbstractExperiment):
             getattr(self.model, name).load_state_dict(weights[name])
 
     def _warm_settings(self, n_epochs: int) -> dict[str, Any]:
-        """Everything the weights of the warm start depend on."""
-        args = self.args
+        """All that the weights of the warm start depend on: every option except those that make no difference to it."""
         digest = hashlib.blake2b(self.images.train.x[self.labelled].cpu().numpy().tobytes(), digest_size=10)
-        return {
+        return self.args.model_dump(exclude=_NOT_WARM) | {
             "version": _WARM_VERSION,
             "data": [self.images.name, len(self.labelled), digest.hexdigest()],
             "loss": self.model.classification_loss.__name__,
             "epochs": n_epochs,
-            "seed": args.warm_seed,
-            "batch_size": args.batch_size,
-            "weight_decay": args.weight_decay,
-            "latent": args.latent,
             "device": self.device.type,
         }
 

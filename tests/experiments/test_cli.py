@@ -45,7 +45,7 @@ def test_help_names_all_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     [
         (["train", "ssva", "sparse"], "there is no experiment 'ssva'; did you mean 'ssvae'?"),
         (["train", "ssvae", "topk"], "ssvae has no method 'topk'"),
-        (["train", "ssvae", "sparse", "--bits", "3"], "--bits is not an option of ssvae"),
+        (["train", "ssvae", "sparse", "--bits", "3"], "--bits is not an option of 'sparsum train ssvae'"),
         (["train", "ssvae", "sparse", "--device", "tpu"], "--device: 'tpu' is not one of auto, cpu, cuda"),
         (["train", "ssvae", "sparse", "--precision", "8"], "--precision: '8' is not one of 32, bf16-mixed"),
         (["train", "ssvae", "sparse", "--resume"], "there is no run to resume"),

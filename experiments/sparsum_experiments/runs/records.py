@@ -21,6 +21,8 @@ from sparsum_experiments.runs.schema import Record, check
 LATENT_FOLDER = "latent"
 # A small file can unpack to any size; no file of records comes near it.
 MAX_BYTES = 2**29
+# A record is not nested deeper.
+_MAX_DEPTH = 2
 
 
 def records_file(folder: pathlib.Path, experiment: str) -> pathlib.Path:
@@ -82,7 +84,7 @@ def _nested(content: Any) -> Any:
     """The inverse of `_flat`; what it cannot have made is left to be refused."""
     found: dict[str, Any] = {}
     for name, value in content.items() if isinstance(content, dict) else ():
-        *above, last = name.split(".")
+        *above, last = name.split(".", maxsplit=_MAX_DEPTH)
         place: Any = found
         for part in above:
             place = place.setdefault(part, {}) if isinstance(place, dict) else None

@@ -53,8 +53,9 @@ def _columns(columns: dict[str, Any]) -> dict[str, Any]:
             _finite(value)
     if len(lengths := sorted({len(each) for each in lists})) != 1:
         raise ValueError(f"the lists of epochs have different lengths: {', '.join(map(str, lengths)) or 'there are none'}")
-    if not isinstance(columns.get("validation"), dict):
-        raise ValueError("epochs lacks validation")
+    kinds = {"validation": dict, "train": dict, "calls": dict, "seconds": list}
+    if not columns.get("validation") or not all(isinstance(columns.get(name, kind()), kind) for name, kind in kinds.items()):
+        raise ValueError("epochs needs metrics of validation, and the other columns as docs/runs.md has them")
     return columns
 
 

@@ -70,5 +70,7 @@ class EpochLog:
 
     def restore(self, state: dict[str, Any]) -> None:
         """The inverse of `state`."""
-        self.names = list(state["names"])
-        self.terms, self.calls = (state[name].to(self.calls.device) for name in ("terms", "calls"))
+        names, terms, calls = list(state["names"]), state["terms"], state["calls"]
+        if terms.shape != (self.n_steps, len(names)) or (calls.shape, calls.dtype) != (self.calls.shape, self.calls.dtype):
+            raise ValueError("the log is of other steps")
+        self.names, self.terms, self.calls = names, terms.to(self.calls.device), calls.to(self.calls.device)

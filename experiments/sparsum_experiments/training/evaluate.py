@@ -17,6 +17,7 @@ from sparsum_experiments.files import write_json
 from sparsum_experiments.registry import make_experiment, restore_args
 from sparsum_experiments.runs import RunFolder
 from sparsum_experiments.seeds import generator_for
+from sparsum_experiments.training.loop import check_config
 from sparsum_experiments.training.start import check_data, device_of
 
 SPLITS = ("test", "validation")
@@ -112,6 +113,7 @@ def restore_experiment(
         raise UsageError(f"{path} has no checkpoint {checkpoint!r} yet: {file} is missing; {again} trains it")
     experiment = make_experiment(config.experiment, args, place)
     check_data(config, experiment, folder)
+    check_config(folder, state, args)
     _load_model(experiment.model, state, file)
     experiment.model.eval()
     return experiment, state

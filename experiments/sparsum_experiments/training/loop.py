@@ -5,8 +5,6 @@ Written by hand: no library resumes in the middle of an epoch with the same nois
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import resource
 import signal
@@ -24,7 +22,7 @@ from torch.utils.tensorboard import SummaryWriter
 from sparsum import NoDistribution
 from sparsum_experiments.errors import DivergedError, Stopped
 from sparsum_experiments.experiment import AbstractExperiment, Step
-from sparsum_experiments.options import CommonArgs, options_of
+from sparsum_experiments.options import CommonArgs, config_digest
 from sparsum_experiments.runs import RunFolder
 from sparsum_experiments.seeds import generator_for, seed_for
 from sparsum_experiments.training.epoch_log import EpochLog
@@ -103,8 +101,7 @@ class Training:
         except ValueError as error:
             raise ValueError(f"{error}; delete it to start from the beginning") from error
         if state is not None:
-            if state.get("config", digest := _digest(self.experiment.args)) != digest:
-                raise ValueError(f"{self.folder.config_file} was edited since {file} was written: undo the change")
+            check_config(self.folder, state, self.experiment.args)
             try:
                 self._restore(state)
             except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -145,7 +142,7 @@ class Training:
         generator = self.steps.generator.manual_seed(seed_for(experiment.args.seed, "epoch", place.epoch))
         order = experiment.start_epoch(generator)
         if self._noise is not None:
-            generator.set_state(self._noise.cpu())
+            generator.set_state(self._noise)
             self._noise = None
         self.steps.model.train()
         begin = time.monotonic() - place.epoch_seconds
@@ -243,7 +240,7 @@ class Training:
         self.log = self._new_log()
         if is_best:
             weights = {name: tensor.clone() for name, tensor in experiment.model.state_dict().items()}
-            self._best = {"model": weights, "epoch": line["epoch"]}
+            self._best = {"model": weights, "epoch": line["epoch"], "config": config_digest(experiment.args)}
         is_last = self.place.epoch >= experiment.args.epochs
         wait = min(self.checkpoint_seconds, EPOCH_CHECKPOINT_SECONDS)
         if is_last or time.monotonic() - self._saved_at >= wait:
@@ -266,7 +263,7 @@ class Training:
             "model": self.experiment.model.state_dict(),
             "optimiser": self.steps.optimiser.state_dict(),
             "place": vars(self.place),
-            "config": _digest(self.experiment.args),
+            "config": config_digest(self.experiment.args),
         }
         if generator is not None:
             state |= {"noise": generator.get_state(), "epoch_log": self.log.state()}
@@ -281,16 +278,28 @@ class Training:
             self._best = None
 
     def _restore(self, state: dict[str, Any]) -> None:
+        """Take over a checkpoint; an error of any kind means that it does not fit."""
         self.experiment.model.load_state_dict(state["model"])
         self.steps.optimiser.load_state_dict(state["optimiser"])
         for group in self.steps.optimiser.param_groups:  # it may come from another device
             group["capturable"] = self.fabric.device.type == "cuda"
-        self.place = _Place(**state["place"])
-        if not all(isinstance(count, int) and count >= 0 for count in (self.place.epoch, self.place.step)):
-            raise ValueError("epoch and step must be whole numbers")
-        if "epoch_log" in state:
+        self.place = place = _Place(**state["place"])
+        if (
+            not all(type(count) is int and count >= 0 for count in (place.epoch, place.step))
+            or place.step > self.log.n_steps
+        ):
+            raise ValueError("epoch and step must be counts")
+        place.best, place.seconds, place.epoch_seconds = map(float, (place.best, place.seconds, place.epoch_seconds))
+        if place.step:
             self.log.restore(state["epoch_log"])
-            self._noise = state["noise"]
+            self._noise = state["noise"].cpu()
+            torch.Generator(self.fabric.device).set_state(self._noise)  # raises if it is not a state
+
+
+def check_config(folder: RunFolder, state: dict[str, Any], args: CommonArgs) -> None:
+    """Raise a ValueError if the config of a run is not that of its checkpoint."""
+    if state.get("config", digest := config_digest(args)) != digest:
+        raise ValueError(f"{folder.config_file} was edited since the checkpoint was written: undo the change")
 
 
 @contextmanager
@@ -304,19 +313,15 @@ def _stop_requests() -> Iterator[list[int]]:
         requests.append(number)
         sys.stderr.write("\nstopping after this step; press again to stop at once\n")
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # which nohup asks for
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, note) for number in numbers}
     try:
         yield requests
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _digest(args: CommonArgs) -> str:
-    """Of all options that a resumed run must have as it had them before."""
-    fixed = {name: getattr(args, name) for name, option in options_of(type(args)).items() if not option.free_on_resume}
-    text = json.dumps({"method": args.method} | fixed, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _peak_memory_mb(device: torch.device) -> float:

@@ -49,6 +49,8 @@ def run(
     args = None if resume and out is not None else make_args(name, method, options)
     folder = RunFolder(default_folder(name, args) if out is None and args is not None else out or pathlib.Path())
     check_path(folder.path)
+    if not checkpoint_seconds >= 0:  # NaN included
+        raise UsageError(f"--checkpoint-seconds must be at least 0, got {checkpoint_seconds}")
     if resume:
         return _resume(name, method, options, folder, checkpoint_seconds)
     assert args is not None
@@ -117,7 +119,7 @@ def check_path(path: pathlib.Path) -> None:
 def check_data(config: Config, experiment: AbstractExperiment, folder: RunFolder) -> None:
     """Raise a ValueError if the data is not that which a run was started with."""
     for name, digest in config.data_files.items():
-        if experiment.data_files.get(name, digest) != digest:
+        if experiment.data_files.get(name) != digest:
             raise ValueError(
                 f"{name} of {experiment.args.data} has changed since the run in {folder.path} was started: "
                 "restore the file, or start a new run"
@@ -182,7 +184,8 @@ def _config(name: str, args: CommonArgs, experiment: AbstractExperiment) -> Conf
 def _machine(device: str) -> str:
     if device != "cpu" and torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    return f"CPU, {platform.machine()}, {torch.get_num_threads()} thread(s)"
+    n_threads = torch.get_num_threads()
+    return f"CPU, {platform.machine()}, {n_threads} thread{'s' * (n_threads > 1)}"
 
 
 def _versions() -> dict[str, str]:
