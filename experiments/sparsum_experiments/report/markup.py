@@ -55,7 +55,7 @@ def escape_markdown(text: str) -> str:
     >>> print(escape_markdown("a|b <i>"))
     a\|b &lt;i&gt;
     """
-    return " ".join(printable(text).split()).translate(str.maketrans(_MARKDOWN))
+    return "".join(_MARKDOWN.get(sign, sign) for sign in _one_line(text))
 
 
 def escape_latex(text: str) -> str:
@@ -64,4 +64,8 @@ def escape_latex(text: str) -> str:
     >>> print(escape_latex("50% of a_b--c"))
     50\% of a\_b-{}-c
     """
-    return re.sub("-(?=-)", "-{}", " ".join(printable(text).split()).translate(str.maketrans(_LATEX)))
+    return re.sub("-(?=-)", "-{}", "".join(_LATEX.get(sign, sign) for sign in _one_line(text)))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(printable(text).split())

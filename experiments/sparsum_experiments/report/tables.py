@@ -17,8 +17,8 @@ from sparsum_experiments.report.summary import NOTHING, Statistic, Summary, best
 
 LEFT_ALIGNED = {"method", "setting"}
 _SPLITS = ("validation", "test")
-# Longer settings are folded into several lines.
-_MAX_SETTING = 28
+# Settings may be folded into lines of so many letters.
+_SETTING_WIDTH = 22
 
 
 def cells(summaries: Sequence[Summary], criterion: str, splits: Sequence[str] = _SPLITS) -> list[list[str]]:
@@ -85,7 +85,9 @@ class SummaryTables:
         ]
         unlimited = options.update(width=10**6)
         if all(console.measure(table, options=unlimited).maximum <= options.max_width for table in tables):
-            yield from tables
+            for table in tables:
+                table.columns[1].max_width = None  # settings have the rest of the width
+                yield table
             return
         best = best_by_method(self.summaries, self.experiment)
         which = "" if len(best) == len(self.summaries) else ", the best setting of each method"
@@ -100,12 +102,17 @@ class SummaryTables:
 
 
 def _rich_table(title: str, lines: list[list[str]], split: str = "") -> Table:
-    """A dense table, without the split in its headings; where it is too wide, cells are folded, and nothing is cut off."""
+    """A dense table, whose cells are folded where it is too wide; in that of a split only settings are."""
     table = Table(title=_text(title, "bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.collapse_padding = True
     for name in lines[0]:
-        heading, width = _text(name.removeprefix(f"{split} ")), _MAX_SETTING if name == "setting" else None
-        table.add_column(heading, justify="left" if name in LEFT_ALIGNED else "right", overflow="fold", max_width=width)
+        table.add_column(
+            _text(name.removeprefix(f"{split} ")),
+            justify="left" if name in LEFT_ALIGNED else "right",
+            overflow="fold",
+            no_wrap=bool(split) and name != "setting",
+            max_width=_SETTING_WIDTH if name == "setting" else None,
+        )
     for line in lines[1:]:
         table.add_row(*(_text(cell.replace("± ", "±")) for cell in line))
     return table
