@@ -2,43 +2,28 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from sparsum_experiments.report.kinds import kind_of
-from sparsum_experiments.report.summary import Statistic, known_statistic
+from sparsum_experiments.report.summary import Statistic, kind_of, statistic
 from sparsum_experiments.runs import Run
 
 
 class Column(NamedTuple):
-    """A number of each run.
-
-    Args:
-        heading: for people.
-        value: the number; None where a run has none.
-        digits: how many are shown after the point.
-        better: 1 if larger is better, -1 if smaller is, 0 if neither.
-        paper: the name of the same number in ``paper.toml``; empty if the paper has none.
-        is_optional: whether the column is left out where no run has the number.
-    """
+    """A number of each run, as a column of a table."""
 
     heading: str
-    value: Callable[[Run], float | None]
-    digits: int = 2
-    better: int = 0
-    paper: str = ""
-    is_optional: bool = False
-
-    @property
-    def paper_heading(self) -> str:
-        """Of the paper's number, without how ours is measured."""
-        return f"paper's {self.heading.partition(',')[0]}"
+    value: Callable[[Run], float | None]  # None where a run does not have the number
+    digits: int | None = 2  # after the point; if None, there are 4 significant ones
+    better: int = 0  # 1 if larger is better, -1 if smaller is, 0 if neither
+    paper: str = ""  # the name of the same number in ``paper.toml``
+    is_optional: bool = False  # whether the column is left out where no run has the number
 
     def statistic(self, runs: Sequence[Run]) -> Statistic | None:
-        """Mean and standard error over runs that have the number; None if none has."""
-        return known_statistic(map(self.value, runs))
+        """Mean and standard error over the runs that have the number; None if none has."""
+        known = [value for value in map(self.value, runs) if value is not None]
+        return statistic(known) if known else None
 
 
 def _tested(name: str, factor: int = 1) -> Callable[[Run], float | None]:
@@ -77,23 +62,20 @@ def columns_of(experiment: str, runs: Sequence[Run] = ()) -> tuple[Column, ...]:
     """
     if experiment in _QUALITY:
         return _QUALITY[experiment] + _COST
-    kind = kind_of(experiment, runs)
-    split = "test" if any(run.test for run in runs) else "validation"
-    names = dict.fromkeys(name for run in runs for name in _metrics(run, split))
+    kind, is_tested = kind_of(experiment, runs), any(run.test for run in runs)
+
+    def metrics(run: Run) -> dict[str, float]:
+        return run.test if is_tested else run.validation if run.lines else {}
+
+    def column(name: str) -> Column:
+        """A metric of which only the values are known: the largest has 4 significant digits."""
+        largest = max(
+            (abs(found[name]) for run in runs if math.isfinite((found := metrics(run)).get(name, math.nan))), default=0
+        )
+        digits = min(max(3 - math.floor(math.log10(largest)), 0), 8) if largest else 2
+        heading = f"{'test' if is_tested else 'validation'} {name}"
+        return Column(heading, lambda run: metrics(run).get(name), digits, kind.sign if name == kind.criterion else 0)
+
+    names = dict.fromkeys(name for run in runs for name in metrics(run))
     ordered = sorted(names, key=lambda name: name != kind.criterion)
-    quality = [_own_column(name, split, runs, kind.sign if name == kind.criterion else 0) for name in ordered]
-    return (*quality, *(column for column in _COST if any(map(column.value, runs))))
-
-
-def _metrics(run: Run, split: str) -> dict[str, float]:
-    return run.test if split == "test" else run.validation if run.lines else {}
-
-
-def _own_column(name: str, split: str, runs: Sequence[Run], better: int) -> Column:
-    """A metric of which only the values are known: the largest has 4 significant digits."""
-    sizes = [abs(value) for run in runs if math.isfinite(value := _metrics(run, split).get(name, math.nan))]
-    largest = max(sizes, default=0.0)
-    digits = min(max(3 - math.floor(math.log10(largest)), 0), 8) if largest else 2
-    return Column(
-        f"{split} {name}", functools.partial(lambda name, run: _metrics(run, split).get(name), name), digits, better
-    )
+    return (*map(column, ordered), *(column for column in _COST if any(map(column.value, runs))))

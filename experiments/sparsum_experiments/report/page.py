@@ -19,9 +19,9 @@ from sparsum_experiments.report.comparison import Cell, compare
 from sparsum_experiments.report.figures import MAX_POINTS, Drawing, figures_of, sample, styles_of
 from sparsum_experiments.report.latent import show_latent
 from sparsum_experiments.report.latent.view import png_address
-from sparsum_experiments.report.machines import machines_note
+from sparsum_experiments.report.notes import machines_note, unfinished_note
 from sparsum_experiments.report.sections import Section, read_sections
-from sparsum_experiments.report.summary import Summary, unfinished_note
+from sparsum_experiments.report.summary import Summary
 from sparsum_experiments.report.tables import LEFT_ALIGNED, cells
 
 #: How many bytes a page may have, so that it can be mailed and opened on a phone.

@@ -3,46 +3,41 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 from sparsum_experiments.errors import UsageError
 from sparsum_experiments.registry import place_options, with_defaults
 from sparsum_experiments.report.columns import Column, columns_of
-from sparsum_experiments.report.kinds import Kind, kind_of
-from sparsum_experiments.report.settings import options_text
-from sparsum_experiments.report.summary import Summary, best_by_method, criteria_text, summarise
+from sparsum_experiments.report.summary import (
+    Kind,
+    Summary,
+    best_by_method,
+    criteria_text,
+    grouped,
+    kind_of,
+    options_text,
+    summarise,
+)
 from sparsum_experiments.runs import Run, read_runs, rounded
-
-Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
 class Section:
-    """All runs of an experiment on a data set, with one number of bits where there are bits.
-
-    Args:
-        experiment: its name.
-        data: the name of the data set.
-        criterion: the validation metric by which methods are compared.
-        summaries: one for each method and setting that has measured something, the runs of a method together.
-        runs: all of its runs.
-        bits: of the latent variable; None where it has none.
-    """
+    """All runs of an experiment on a data set, with one number of bits where there are bits."""
 
     experiment: str
     data: str
-    criterion: str
-    summaries: list[Summary]
+    criterion: str  # the validation metric by which methods are compared
+    summaries: list[Summary]  # one for each method and setting that has measured something, those of a method together
     runs: list[Run]
-    bits: int | None = None
+    bits: int | None = None  # of the latent variable; None where it has none
 
     @property
     def title(self) -> str:
         """For people."""
-        title = f"{self.experiment} on {self.data}"
-        return title if self.bits is None else f"{title}, {self.bits} bits"
+        return f"{self.experiment} on {self.data}" + ("" if self.bits is None else f", {self.bits} bits")
 
     @property
     def kind(self) -> Kind:
@@ -80,19 +75,10 @@ def read_sections(places: Iterable[pathlib.Path]) -> tuple[list[Section], list[s
     for (experiment, data, bits), members in sorted(groups.items(), key=lambda item: (*item[0][:2], item[0][2] or 0)):
         kept, repeated = without_repetitions(_with_variants(members))
         problems += repeated
-        sections.append(
-            Section(experiment, data, kind_of(experiment, kept).criterion, summaries_by_setting(kept), kept, bits)
-        )
+        criterion = kind_of(experiment, kept).criterion
+        sections.append(Section(experiment, data, criterion, summaries_by_setting(kept), kept, bits))
     here = f"{pathlib.Path.cwd()}/"  # which means nothing to a reader elsewhere
     return sections, [text.replace(here, "") for text in problems]
-
-
-def grouped(runs: Iterable[Run], key: Callable[[Run], Key]) -> dict[Key, list[Run]]:
-    """The runs by a key, in the order in which they come; a data frame of objects would do the same in more words."""
-    groups: dict[Key, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(key(run), []).append(run)
-    return groups
 
 
 def _comparable(runs: list[Run]) -> list[Run]:
@@ -101,11 +87,11 @@ def _comparable(runs: list[Run]) -> list[Run]:
     Where several folders have the same name, the data sets keep their folders: they may not be the same.
     """
     folders = grouped(runs, lambda run: (run.experiment, _data_name(run)))
-    is_clear = {key: len({run.args["data"] for run in members} - {key[1]}) < 2 for key, members in folders.items()}
     found = []
     for run in runs:
         name, args = _data_name(run), rounded(with_defaults(run.experiment, run.args))
-        found.append(replace(run, args=args | {"data": name}) if is_clear[run.experiment, name] else replace(run, args=args))
+        is_clear = len({same.args["data"] for same in folders[run.experiment, name]} - {name}) < 2
+        found.append(replace(run, args=args | {"data": name} if is_clear else args))
     return found
 
 
@@ -114,14 +100,10 @@ def _data_name(run: Run) -> str:
 
 
 def _with_variants(runs: list[Run]) -> list[Run]:
-    """The runs, those in folders under the name that the records of the same setting have for it."""
+    """The runs, those in folders under the name that the records of the same setting have for it, if it is a single one."""
     names = {key: {run.variant for run in members if run.is_record} for key, members in grouped(runs, config_key).items()}
-    found = []
-    for run in runs:
-        known = names[config_key(run)]
-        name = next(iter(known)) if len(known) == 1 else ""  # between two names of one setting we cannot choose
-        found.append(run if run.is_record else replace(run, variant=name))
-    return found
+    known = {key: next(iter(found)) for key, found in names.items() if len(found) == 1}
+    return [run if run.is_record else replace(run, variant=known.get(config_key(run), "")) for run in runs]
 
 
 def config_key(run: Run, *, with_seed: bool = False) -> str:
@@ -135,9 +117,8 @@ def without_repetitions(runs: list[Run]) -> tuple[list[Run], list[str]]:
 
     It is the longest, and an evaluated one before others. A folder and its record are the same run and not a problem.
     """
-    seeds = grouped(runs, lambda run: (run.variant, config_key(run, with_seed=True)))
     kept, problems = set(), []
-    for members in seeds.values():
+    for members in grouped(runs, lambda run: (run.variant, config_key(run, with_seed=True))).values():
         first = min(members, key=lambda run: (-len(run.lines), not run.test))
         kept.add(id(first))
         problems += [
@@ -152,59 +133,67 @@ def summaries_by_setting(runs: list[Run]) -> list[Summary]:
     """One for each method and setting that has measured something; a setting is all options that differ among the runs."""
     differing = differing_options(runs)
     found = []
-    for members in grouped(runs, lambda run: (run.args["method"], run.variant, config_key(run))).values():
-        first = members[0]
-        setting: dict[str, Any] = {"variant": first.variant} if first.variant else {}
-        setting |= {name: first.args.get(name) for name in differing}
-        found.append(summarise(first.args["method"], setting, members))
+    for (method, variant, _), members in grouped(runs, lambda run: (run.args["method"], *_setting_key(run))).items():
+        setting: dict[str, Any] = {"variant": variant} if variant else {}
+        found.append(summarise(method, setting | {name: members[0].args.get(name) for name in differing}, members))
     methods = sorted({run.args["method"] for run in runs})
     if runs and (kind := kind_of(runs[0].experiment, runs)).is_own:
         methods = list(kind.methods)
     return sorted(filter(None, found), key=lambda summary: methods.index(summary.method))
 
 
+def _setting_key(run: Run) -> tuple[str, str]:
+    return run.variant, config_key(run)
+
+
 def differing_options(runs: Sequence[Run]) -> list[str]:
     """The options that are not the same in all runs."""
-    names = sorted({name for run in runs for name in run.args} - {"method"})
-    hidden = place_options(runs[0].experiment) if runs else set()
-    return [name for name in names if name not in hidden and len({repr(run.args.get(name)) for run in runs}) > 1]
+    hidden = place_options(runs[0].experiment) | {"method"} if runs else set()
+    names = sorted({name for run in runs for name in run.args} - hidden)
+    return [name for name in names if len({repr(run.args.get(name)) for run in runs}) > 1]
 
 
-@dataclass(frozen=True)
-class Row:
-    """Runs that differ in their seed alone.
-
-    Args:
-        method: how the sum was computed.
-        variant: what sets them apart from other rows of the method, in words; empty if nothing does.
-        runs: those that are finished and evaluated, the only ones that are averaged.
-        left_out: the others.
-    """
+class Row(NamedTuple):
+    """Runs that differ in their seed alone, as a row of a table."""
 
     method: str
-    variant: str = ""
-    runs: tuple[Run, ...] = ()
-    left_out: tuple[Run, ...] = ()
-
-    @property
-    def label(self) -> str:
-        """The method, and the variant if there is one."""
-        return f"{self.method} ({self.variant})" if self.variant else self.method
+    label: str  # the method, and what sets the runs apart from other rows of it
+    runs: list[Run]  # those that are finished and evaluated, the only ones that are averaged
+    left_out: list[Run]
 
     @property
     def first(self) -> Run | None:
         """One of the runs, all of which have the same config; None where there are none."""
-        return next(iter(self.runs + self.left_out), None)
+        return next(iter([*self.runs, *self.left_out]), None)
 
 
 def table_rows(section: Section, expected: Collection[str] = ()) -> list[Row]:
-    """The rows of a section; methods that are expected have one even if no run was made with them."""
-    by_method = grouped(section.runs, lambda run: str(run.args["method"]))
-    methods = [method for method in section.kind.methods if method in by_method or method in expected]
-    methods += sorted(by_method.keys() - set(methods))
+    """A row for each variant of each method, and for each setting where a variant has several.
+
+    Methods that are expected have one even if no run was made with them; variants without a name come first.
+    """
     # Who never evaluates anything on test data wants to see the validation data.
     needs_test = not section.kind.is_own or any(run.test for run in section.runs)
-    return [row for method in methods for row in _rows(method, by_method.get(method, []), needs_test=needs_test)]
+    by_method = grouped(section.runs, lambda run: str(run.args["method"]))
+    ordered = [method for method in section.kind.methods if method in by_method or method in expected]
+    rows = []
+    for method in dict.fromkeys([*ordered, *sorted(by_method)]):
+        rows += [] if method in by_method else [Row(method, method, [], [])]
+        for variant, members in sorted(grouped(by_method.get(method, []), lambda run: run.variant).items()):
+            names = differing_options(members)
+            members.sort(key=lambda run: [_order(run.args.get(name)) for name in (*names, "seed")])
+            for same in grouped(members, config_key).values():
+                text = ", ".join(filter(None, [variant, options_text({name: same[0].args.get(name) for name in names})]))
+                averaged = [run for run in same if run.is_finished and (run.test or not needs_test)]
+                left_out = [run for run in same if run not in averaged]
+                rows.append(Row(method, f"{method} ({text})" if text else method, averaged, left_out))
+    return rows
+
+
+def _order(value: Any) -> tuple[bool, float, str]:
+    """Numbers by their size, before all else by its text."""
+    is_number = isinstance(value, int | float)
+    return not is_number, value if is_number else 0.0, str(value)
 
 
 def best_rows(rows: Sequence[Row], section: Section) -> list[Row]:
@@ -215,27 +204,3 @@ def best_rows(rows: Sequence[Row], section: Section) -> list[Row]:
     tested = best_by_method([summary for summary in section.summaries if summary.test], section.experiment)
     best = {summary.method: _setting_key(summary.runs[0]) for summary in (*section.best, *tested)}
     return [row for row in rows if not row.first or best.get(row.method) in (None, _setting_key(row.first))]
-
-
-def _setting_key(run: Run) -> tuple[str, str]:
-    return run.variant, config_key(run)
-
-
-def _rows(method: str, runs: list[Run], *, needs_test: bool) -> list[Row]:
-    """One row for each variant, and for each setting where a variant has several; those without a name come first."""
-    rows = [] if runs else [Row(method)]
-    for variant, members in sorted(grouped(runs, lambda run: run.variant).items()):
-        names = differing_options(members)
-        members.sort(key=lambda run: [_order(run.args.get(name)) for name in (*names, "seed")])
-        for same in grouped(members, config_key).values():
-            text = options_text({name: same[0].args.get(name) for name in names})
-            counted = [run for run in same if run.is_finished and (run.test or not needs_test)]
-            left_out = [run for run in same if run not in counted]
-            rows.append(Row(method, ", ".join(filter(None, (variant, text))), tuple(counted), tuple(left_out)))
-    return rows
-
-
-def _order(value: Any) -> tuple[bool, float, str]:
-    """Numbers by their size, before all else by its text."""
-    is_number = isinstance(value, int | float)
-    return not is_number, value if is_number else 0.0, str(value)

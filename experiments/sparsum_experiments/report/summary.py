@@ -1,22 +1,26 @@
-"""Runs that differ in their seed alone, taken together."""
+"""Runs that differ in their seed alone, taken together: their statistics, and which setting of a method is the best."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
 
-from sparsum_experiments.report.kinds import kind_of
-from sparsum_experiments.report.settings import setting_text
+from sparsum_experiments.registry import NAMES, experiment_class, place_options, uses
 from sparsum_experiments.runs import Run
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 
 #: What stands where there is no number.
 NOTHING = "-"
 # Larger numbers, of runs that diverged, are shown with an exponent.
 _LONG = 1e9
+# What the title and the first column of a table say.
+_ELSEWHERE = {"method", "data", "bits"}
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,6 @@ def statistic(values: Sequence[float]) -> Statistic:
     return Statistic(mean, error if len(series) > 1 else None, len(series))
 
 
-def known_statistic(values: Iterable[float | None]) -> Statistic | None:
-    """Over the values that are known; None if none is."""
-    known = [value for value in values if value is not None]
-    return statistic(known) if known else None
-
-
 def fixed(value: float, digits: int) -> str:
     """A number with so many digits after the point, or with an exponent if it would be very long.
 
@@ -58,14 +56,9 @@ def fixed(value: float, digits: int) -> str:
 
 
 def number(found: Statistic | None, n_runs: int, digits: int | None = None) -> str:
-    """The mean ± its standard error, and the number of values where some runs have none.
+    """The mean ± its standard error, by default with 4 significant digits, and n where some of the runs have no value.
 
-    Args:
-        found: the values.
-        n_runs: how many there could be.
-        digits: after the point; by default there are 4 significant ones.
-
-    >>> number(Statistic(0.5, 0.25, 2), 3, 1)
+    >>> number(Statistic(0.5, 0.25, 2), n_runs=3, digits=1)
     '0.5 ± 0.2 (n=2)'
     """
     if found is None:
@@ -76,35 +69,84 @@ def number(found: Statistic | None, n_runs: int, digits: int | None = None) -> s
     return text if found.n == n_runs else f"{text} (n={found.n})"
 
 
+def options_text(options: Mapping[str, Any]) -> str:
+    """Options as they are typed, with their values.
+
+    >>> options_text({"batch_size": 64, "lr": 0.001, "solver": ""})
+    'batch-size 64, lr 0.001, solver default'
+    """
+    texts = {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in options.items()}
+    texts |= {name: "default" for name, value in options.items() if value is None or value == ""}
+    return ", ".join(f"{name.replace('_', '-')} {text}" for name, text in texts.items())
+
+
+def used_options(experiment: str, method: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that a table should show: those that the method uses and that were not left to it to choose.
+
+    >>> used_options("bitvector-vae", "topk", {"lr": 0.002, "solver": "", "temperature_decay": 1e-05})
+    {'lr': 0.002}
+    """
+    hidden = place_options(experiment) | _ELSEWHERE
+    return {
+        name: value
+        for name, value in options.items()
+        if name not in hidden and value not in (None, "") and uses(experiment, method, name)
+    }
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """The items by a key, in the order in which they come; a data frame of objects would do the same in more words."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What reports know of an experiment: one of this package, or of one's own training loop."""
+
+    methods: tuple[str, ...]  # in the order of tables
+    criterion: str  # the validation metric by which methods are compared; empty if there is none
+    own_criteria: Mapping[str, str] = field(default_factory=dict)  # of methods whose settings are chosen by another one
+    sign: int = 1  # 1 if a larger criterion is better, -1 if a smaller one is
+    is_own: bool = False  # whether it is not one of this package
+
+    def criterion_of(self, method: str) -> str:
+        """The validation metric by which settings of a method are chosen."""
+        return self.own_criteria.get(method, self.criterion)
+
+
+def kind_of(experiment: str, runs: Sequence[Run]) -> Kind:
+    """An experiment by its name; what this package does not know of it, its runs say, the first of them before others."""
+    if experiment in NAMES:
+        known = experiment_class(experiment)
+        return Kind(known.methods, known.criterion, known.own_criteria)
+    methods = tuple(dict.fromkeys(run.args["method"] for run in runs))
+    measured = [name for run in runs for line in run.lines for name in line["validation"]]
+    criterion = next((run.criterion for run in runs if run.criterion), None) or next(iter(measured), "")
+    # Runs that name the criterion say which values are better; those that leave it to us may not know it.
+    better = next((run.better for run in sorted(runs, key=lambda run: run.criterion != criterion)), "larger")
+    return Kind(methods, criterion, sign=-1 if better == "smaller" else 1, is_own=True)
+
+
 @dataclass(frozen=True)
 class Summary:
-    """What the seeds of one method and setting measured.
-
-    Args:
-        method: how the sum was computed.
-        setting: the options that differ from other runs.
-        runs: those that count: the finished ones or, as long as there is none, those with an epoch at least, each up to the
-            last epoch that all of them have reached.
-        n_runs: how many there are or will be, whether they count or not.
-        validation: metrics of the last epoch.
-        test: metrics of the evaluation, over the runs that have one.
-        calls: decoder calls per training example, the mean over all epochs; None if they were not counted.
-        seconds: of training.
-    """
+    """What the seeds of one method and setting measured."""
 
     method: str
-    setting: Mapping[str, Any]
-    runs: tuple[Run, ...]
-    n_runs: int
-    validation: dict[str, Statistic]
-    test: dict[str, Statistic]
-    calls: Statistic | None
-    seconds: Statistic
+    setting: Mapping[str, Any]  # the options that differ from other runs
+    runs: tuple[Run, ...]  # those that count, see `summarise`
+    n_runs: int  # how many there are or will be, whether they count or not
+    validation: dict[str, Statistic]  # metrics of the last epoch
+    test: dict[str, Statistic]  # metrics of the evaluation, over the runs that have one
+    calls: Statistic | None  # decoder calls per training example, the mean over all epochs; None if they were not counted
+    seconds: Statistic  # of training
 
     @property
     def setting_text(self) -> str:
         """The setting in words, as far as the method uses it."""
-        return setting_text(self.runs[0].experiment, self.method, self.setting)
+        return options_text(used_options(self.runs[0].experiment, self.method, self.setting))
 
     @property
     def label(self) -> str:
@@ -124,43 +166,35 @@ class Summary:
 
 
 def summarise(method: str, setting: Mapping[str, Any], runs: Iterable[Run], n_runs: int | None = None) -> Summary | None:
-    """The summary of runs that differ in their seed alone; None if none of them has measured an epoch."""
-    begun = list(runs)
-    counted = [run for run in begun if run.lines and run.is_finished] or _to_common_epoch(begun)
+    """The summary of runs that differ in their seed alone; None if none of them has measured an epoch.
+
+    The finished runs count or, as long as there is none, those with at least one epoch, each up to the last epoch that all
+    of them have reached: later ones would be means over fewer seeds, and an evaluation after them does not belong to it.
+    """
+    runs = list(runs)
+    begun = [run for run in runs if run.lines]
+    n = min((len(run.lines) for run in begun), default=0)
+    counted = [run for run in begun if run.is_finished]
+    counted = counted or [run if len(run.lines) == n else replace(run, lines=run.lines[:n], test={}) for run in begun]
     if not counted:
         return None
+    calls = [run.calls for run in counted if run.calls is not None]
     return Summary(
         method=method,
         setting=setting,
         runs=tuple(counted),
-        n_runs=len(begun) if n_runs is None else n_runs,
+        n_runs=len(runs) if n_runs is None else n_runs,
         validation=_statistics([run.validation for run in counted]),
         test=_statistics([run.test for run in counted]),
-        calls=known_statistic(run.calls for run in counted),
+        calls=statistic(calls) if calls else None,
         seconds=statistic([run.seconds for run in counted]),
     )
-
-
-def _to_common_epoch(runs: Iterable[Run]) -> list[Run]:
-    """Runs with an epoch at least, up to the last one that all have reached: later ones would be means over fewer seeds.
-
-    An evaluation after a later epoch does not belong to it.
-    """
-    begun = [run for run in runs if run.lines]
-    n = min((len(run.lines) for run in begun), default=0)
-    return [run if len(run.lines) == n else replace(run, lines=run.lines[:n], test={}) for run in begun]
 
 
 def _statistics(metrics: list[dict[str, float]]) -> dict[str, Statistic]:
     """For each metric, over the runs that have it, in the order in which they come."""
     names = dict.fromkeys(name for values in metrics for name in values)
     return {name: statistic([values[name] for values in metrics if name in values]) for name in names}
-
-
-def unfinished_note(summaries: Iterable[Summary], beginning: str) -> str:
-    """A sentence on settings of which no run is finished; empty if there are none."""
-    found = [f"{summary.label}, {summary.unfinished}" for summary in summaries if summary.unfinished]
-    return f"{beginning}: {'; '.join(found)}." if found else ""
 
 
 def best_by_method(summaries: Iterable[Summary], experiment: str) -> list[Summary]:
@@ -170,14 +204,18 @@ def best_by_method(summaries: Iterable[Summary], experiment: str) -> list[Summar
     are not finished is taken only where no setting of the method is complete: the seeds that failed may be the bad ones.
     One of which no run is finished is taken only where no other has a finished one.
     """
-    summaries = list(summaries)
-    kind = kind_of(experiment, [run for summary in summaries for run in summary.runs])
-    best: dict[str, Summary] = {}
-    for summary in summaries:
-        criterion, other = kind.criterion_of(summary.method), best.get(summary.method)
-        if other is None or rank(summary, criterion, kind.sign) > rank(other, criterion, kind.sign):
-            best[summary.method] = summary
-    return list(best.values())
+    groups = grouped(summaries, lambda summary: summary.method)
+    kind = kind_of(experiment, [run for members in groups.values() for summary in members for run in summary.runs])
+    return [
+        max(members, key=lambda each: rank(each, kind.criterion_of(each.method), kind.sign)) for members in groups.values()
+    ]
+
+
+def rank(summary: Summary, criterion: str, sign: int = 1) -> tuple[bool, bool, float]:
+    """How good a setting is on the validation data; complete ones are before others, then those with a finished run."""
+    found = summary.validation.get(criterion)
+    mean = -math.inf if found is None or math.isnan(found.mean) else sign * found.mean
+    return summary.n_finished == summary.n_runs, summary.n_finished > 0, mean
 
 
 def criteria_text(experiment: str, summaries: Iterable[Summary]) -> str:
@@ -187,10 +225,3 @@ def criteria_text(experiment: str, summaries: Iterable[Summary]) -> str:
     criteria = {summary.method: kind.criterion_of(summary.method) for summary in summaries}
     others = [f"{method}: {criterion}" for method, criterion in criteria.items() if criterion != kind.criterion]
     return f"{kind.criterion} ({', '.join(others)})" if others else kind.criterion
-
-
-def rank(summary: Summary, criterion: str, sign: int = 1) -> tuple[bool, bool, float]:
-    """How good a setting is on the validation data; complete ones are before others, then those with a finished run."""
-    found = summary.validation.get(criterion)
-    mean = -math.inf if found is None or math.isnan(found.mean) else sign * found.mean
-    return summary.n_finished == summary.n_runs, summary.n_finished > 0, mean

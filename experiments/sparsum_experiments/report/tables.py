@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderResult
@@ -12,14 +12,13 @@ from rich.text import Text
 
 from sparsum_experiments.files import printable
 from sparsum_experiments.report.columns import columns_of
-from sparsum_experiments.report.kinds import kind_of
-from sparsum_experiments.report.sections import Section, read_sections
-from sparsum_experiments.report.summary import NOTHING, Statistic, Summary, best_by_method, fixed, number
+from sparsum_experiments.report.sections import Section
+from sparsum_experiments.report.summary import NOTHING, Statistic, Summary, best_by_method, fixed, kind_of, number
 
 LEFT_ALIGNED = {"method", "setting"}
 _SPLITS = ("validation", "test")
-# The columns of words, which may be folded into several lines of so many letters.
-_FOLDED, _MAX_WORDS = {"setting", "seeds"}, 28
+# Settings may be folded into lines of so many letters.
+_SETTING_WIDTH = 22
 
 
 def cells(summaries: Sequence[Summary], criterion: str, splits: Sequence[str] = _SPLITS) -> list[list[str]]:
@@ -32,9 +31,11 @@ def cells(summaries: Sequence[Summary], criterion: str, splits: Sequence[str] = 
         columns["setting"] = [summary.setting_text for summary in summaries]
     columns["seeds"] = [_seeds(summary) for summary in summaries]
     for split in splits:
-        names = dict.fromkeys(name for summary in summaries for name in _metrics(summary, split))
+        found: list[dict[str, Statistic]] = [getattr(summary, split) for summary in summaries]
+        names = dict.fromkeys(name for metrics in found for name in metrics)
         for name in sorted(names, key=lambda name: name != criterion):
-            columns[f"{split} {name}"] = [number(_metrics(each, split).get(name), len(each.runs)) for each in summaries]
+            numbers = zip(summaries, found, strict=True)
+            columns[f"{split} {name}"] = [number(metrics.get(name), len(each.runs)) for each, metrics in numbers]
     if "validation" in splits:
         if any(summary.calls for summary in summaries):
             columns["training calls"] = [fixed(each.calls.mean, 2) if each.calls else NOTHING for each in summaries]
@@ -42,99 +43,78 @@ def cells(summaries: Sequence[Summary], criterion: str, splits: Sequence[str] = 
     return [list(columns), *map(list, zip(*columns.values(), strict=True))]
 
 
-def _metrics(summary: Summary, split: str) -> dict[str, Statistic]:
-    return summary.validation if split == "validation" else summary.test
-
-
 def _seeds(summary: Summary) -> str:
     """How many runs are finished, of how many."""
     if summary.n_finished == summary.n_runs:
         return str(summary.n_runs)
-    text = f"{summary.n_finished} of {summary.n_runs}"
-    return f"{text}, {summary.unfinished}" if summary.unfinished else text
-
-
-def summary_table(places: Iterable[pathlib.Path]) -> Group:
-    """For the terminal, tables for each experiment and data set of all runs in or below some folders."""
-    return sections_table(*read_sections(places))
+    return ", ".join(filter(None, [f"{summary.n_finished} of {summary.n_runs}", summary.unfinished]))
 
 
 def sections_table(sections: Sequence[Section], problems: Sequence[str]) -> Group:
-    """As `summary_table`, of what `read_sections` has read."""
-    shown: list[Group | Text] = []
-    for section in sections:
-        if section.summaries:
-            shown.append(rich_tables(section.title, section.summaries, section.experiment))
-        else:
-            shown.append(_text(f"{section.title}: no epoch is finished yet"))
-    return Group(*shown, *(_text(f"left out: {problem}") for problem in problems))
+    """For the terminal, the tables of each section, and what could not be read."""
+    return Group(
+        *(
+            SummaryTables(section.title, section.summaries, section.experiment)
+            if section.summaries
+            else _text(f"{section.title}: no epoch is finished yet")
+            for section in sections
+        ),
+        *(_text(f"left out: {problem}") for problem in problems),
+    )
 
 
-def rich_tables(title: str, summaries: Sequence[Summary], experiment: str) -> Group:
+@dataclass(frozen=True)
+class SummaryTables:
     """For the terminal: a table of the validation metrics, and one of the test metrics if there are any.
 
     Where they do not fit, there is a single one of the metrics by which methods are compared: numbers that are folded cannot
     be read.
     """
-    return Group(_Fitting(title, summaries, experiment))
 
-
-class _Fitting:
-    """The tables of all metrics if the terminal is wide enough for them, or else a small one."""
-
-    def __init__(self, title: str, summaries: Sequence[Summary], experiment: str) -> None:
-        self.title, self.summaries, self.experiment = title, summaries, experiment
-        self.criterion = kind_of(experiment, [run for summary in summaries for run in summary.runs]).criterion
+    title: str
+    summaries: Sequence[Summary]
+    experiment: str
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        used = [split for split in _SPLITS if any(_metrics(summary, split) for summary in self.summaries)]
-        lines = {split: _dense(split, cells(self.summaries, self.criterion, [split])) for split in used}
-        if all(_width(each) <= options.max_width for each in lines.values()):
-            for split, each in lines.items():
-                yield _rich_table(f"{self.title}: {split}", each)
+        runs = [run for summary in self.summaries for run in summary.runs]
+        criterion = kind_of(self.experiment, runs).criterion
+        tables = [
+            _rich_table(f"{self.title}: {split}", cells(self.summaries, criterion, [split]), split)
+            for split in _SPLITS
+            if any(getattr(summary, split) for summary in self.summaries)
+        ]
+        unlimited = options.update(width=10**6)
+        if all(console.measure(table, options=unlimited).maximum <= options.max_width for table in tables):
+            for table in tables:
+                table.columns[1].max_width = None  # settings have the rest of the width
+                yield table
             return
         best = best_by_method(self.summaries, self.experiment)
         which = "" if len(best) == len(self.summaries) else ", the best setting of each method"
-        yield _rich_table(f"{self.title}{which}", self._headline_cells(best))
+        column = columns_of(self.experiment, [run for summary in best for run in summary.runs])[0]
+        lines = [["method", "seeds", f"validation {criterion}", f"test {column.heading.removeprefix('test ')}"]]
+        for summary in best:
+            found = summary.validation.get(criterion), column.statistic(summary.runs) if summary.test else None
+            lines.append([summary.method, _seeds(summary), *(number(each, len(summary.runs)) for each in found)])
+        is_tested = any(line[-1] != NOTHING for line in lines[1:])
+        yield _rich_table(f"{self.title}{which}", lines if is_tested else [line[:-1] for line in lines])
         yield Text("A wider terminal shows all metrics and settings.\n", style="dim")
 
-    def _headline_cells(self, best: Sequence[Summary]) -> list[list[str]]:
-        """The header and a row for each summary: the validation criterion, and the first test metric if any has it."""
-        rows = [["method", "seeds", f"validation {self.criterion}"]]
-        rows += [[each.method, _seeds(each), number(each.validation.get(self.criterion), len(each.runs))] for each in best]
-        column = columns_of(self.experiment, [run for summary in best for run in summary.runs])[0]
-        tested = [column.statistic(summary.runs) if summary.test else None for summary in best]
-        if any(tested):
-            rows[0].append(f"test {column.heading.removeprefix('test ')}")
-            for row, summary, test in zip(rows[1:], best, tested, strict=True):
-                row.append(number(test, len(summary.runs)))
-        return _dense("", rows)
 
-
-def _dense(split: str, lines: list[list[str]]) -> list[list[str]]:
-    """Cells without what the title of a table says already."""
-    return [[cell.removeprefix(f"{split} ").replace("± ", "±") for cell in line] for line in lines]
-
-
-def _width(lines: list[list[str]]) -> int:
-    """How wide a table has to be so that no number is folded; words may be, at their spaces."""
-    widths = []
-    for name, *column in zip(*lines, strict=True):
-        longest = max(map(len, column), default=0)
-        longest = min(longest, _MAX_WORDS) if name in _FOLDED else longest
-        widths.append(max(longest, *map(len, name.split()), 0))
-    return sum(widths) + 2 * len(widths)
-
-
-def _rich_table(title: str, lines: list[list[str]]) -> Table:
-    """A dense table; where it is still too wide, cells are folded, and nothing is cut off."""
-    header, *rows = lines
+def _rich_table(title: str, lines: list[list[str]], split: str = "") -> Table:
+    """A dense table, whose cells are folded where it is too wide; in that of a split only settings are."""
     table = Table(title=_text(title, "bold"), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.collapse_padding = True
-    for name in header:
-        table.add_column(_text(name), justify="left" if name in LEFT_ALIGNED else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*map(_text, row))
+    for name in lines[0]:
+        table.add_column(
+            _text(name.removeprefix(f"{split} ")),
+            justify="left" if name in LEFT_ALIGNED else "right",
+            overflow="fold",
+            no_wrap=bool(split) and name != "setting",
+            max_width=_SETTING_WIDTH if name == "setting" else None,
+        )
+    for line in lines[1:]:
+        table.add_row(*(_text(cell.replace("± ", "±")) for cell in line))
     return table
 
 

@@ -22,7 +22,7 @@ from sparsum_experiments.errors import UsageError
 from sparsum_experiments.files import printable
 from sparsum_experiments.registry import experiment_class
 from sparsum_experiments.report.summary import Summary, best_by_method, criteria_text, summarise
-from sparsum_experiments.report.tables import rich_tables
+from sparsum_experiments.report.tables import SummaryTables
 from sparsum_experiments.runs import RunFolder
 from sparsum_experiments.sweep import plan as planning
 from sparsum_experiments.sweep.estimate import RemainingTime, estimate_plan
@@ -123,7 +123,7 @@ def print_results(plan: Sequence[PlannedRun], entries: Sequence[Entry], console:
         experiment = plan[0].experiment
         has_choice = len({(run.method, repr(run.setting)) for run in plan}) > len({run.method for run in plan})
         choice = f", the setting of each method with the best validation {criteria_text(experiment, best)}"
-        console.print(rich_tables(experiment + (choice if has_choice else ""), best, experiment))
+        console.print(SummaryTables(experiment + (choice if has_choice else ""), best, experiment))
     for entry in entries:
         if entry.phase is Phase.FAILED:
             say(console, f"failed: {entry.run.key}: {entry.reason}")

@@ -15,7 +15,8 @@ import pandas
 
 from sparsum_experiments.errors import UsageError
 from sparsum_experiments.registry import experiment_class, experiment_options, make_args, uses, with_defaults
-from sparsum_experiments.report.sections import config_key, differing_options, grouped, without_repetitions
+from sparsum_experiments.report.sections import config_key, differing_options, without_repetitions
+from sparsum_experiments.report.summary import grouped
 from sparsum_experiments.runs import Run, RunFolder, read_evaluation, read_folders
 from sparsum_experiments.sweep.plan import counted, grid_options
 

@@ -72,5 +72,5 @@ def shown(*places: Path, width: int = 200) -> str:
     """What a terminal shows of some runs."""
     console = Console(width=width)
     with console.capture() as captured:
-        console.print(report.summary_table(places))
+        console.print(report.sections_table(*report.read_sections(places)))
     return captured.get()

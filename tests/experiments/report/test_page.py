@@ -91,7 +91,7 @@ def make_run(
 def shown(*places: Path, width: int = 200) -> str:
     console = Console(width=width)
     with console.capture() as captured:
-        console.print(report.summary_table(places))
+        console.print(report.sections_table(*report.read_sections(places)))
     return captured.get()
 
 
@@ -234,7 +234,7 @@ def test_no_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no run in or below"):
         report.write_report([tmp_path], tmp_path / "page.html")
     with pytest.raises(FileNotFoundError, match="there is no folder"):
-        report.summary_table([tmp_path / "nowhere"])
+        report.read_sections([tmp_path / "nowhere"])
     make_run(tmp_path / "begun", [])
     assert "No epoch is finished yet" in read(report.write_report([tmp_path], tmp_path)).text
     assert (tmp_path / "report.html").exists()

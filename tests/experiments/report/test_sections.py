@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from sparsum_experiments import report
 from sparsum_experiments.errors import UsageError
 from sparsum_experiments.report.comparison import compare
-from sparsum_experiments.report.kinds import kind_of
-from sparsum_experiments.report.notes import finding
 from sparsum_experiments.report.sections import Section
+from sparsum_experiments.report.summary import kind_of
 from sparsum_experiments.runs import RunWriter
 
 from tests.experiments.report.making import best, change_config, column, make_records, make_run, shown, table_of
@@ -108,7 +107,7 @@ def test_no_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no run in or below"):
         report.read_sections([tmp_path])
     with pytest.raises(FileNotFoundError, match="there is no folder"):
-        report.summary_table([tmp_path / "nowhere"])
+        report.read_sections([tmp_path / "nowhere"])
     make_run(tmp_path / "begun", calls=())
     assert "no epoch is finished yet" in shown(tmp_path)
     assert table_of(tmp_path).finding == "No epoch is finished yet."
@@ -327,8 +326,7 @@ def test_the_finding_says_what_is_best_and_by_how_much(tmp_path: Path) -> None:
         for seed, value in enumerate(values):
             make_run(tmp_path / method / str(seed), {"accuracy": value}, method=method, seed=seed, data="digits")
     section = section_of(tmp_path)
-    assert finding(section) == compare(section).finding
-    assert finding(section) == (
+    assert compare(section).finding == (
         "sparse has the highest accuracy, 91.00 ± 1.00 %, with 1.00 decoder calls per example in the last epoch; "
         "dense follows with 90.50 ± 1.50 %, within one standard error of the difference."
     )

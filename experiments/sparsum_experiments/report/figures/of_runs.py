@@ -10,9 +10,9 @@ import numpy as np
 
 from sparsum_experiments.registry import NAMES, experiment_class
 from sparsum_experiments.report.figures.figure import Figure, Point, Series
-from sparsum_experiments.report.machines import machines_note
+from sparsum_experiments.report.notes import machines_note, unfinished_note
 from sparsum_experiments.report.sections import Section
-from sparsum_experiments.report.summary import Statistic, Summary, unfinished_note
+from sparsum_experiments.report.summary import Statistic, Summary
 
 #: The eye does not resolve more points on a line, and they make the page large.
 MAX_POINTS = 100
