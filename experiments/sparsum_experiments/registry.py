@@ -8,7 +8,7 @@ import importlib
 import importlib.resources
 import pathlib
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pydantic
@@ -109,11 +109,16 @@ def check_method(name: str, method: str) -> None:
         raise UsageError(f"{name} has no method {method!r}{hint(method, known)}")
 
 
-def with_defaults(name: str, saved: dict[str, Any]) -> dict[str, Any]:
-    """A config completed by the defaults of options that the version which wrote it did not have."""
+def used_config(name: str, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """A config completed by the defaults of options that its version did not have or its method ignores.
+
+    It is the same for runs that compute the same, except where and from which seed.
+    """
     if name not in NAMES:
-        return saved
-    return {option.name: option.default for option in experiment_options(name).values()} | saved
+        return dict(saved)
+    defaults = {option.name: option.default for option in experiment_options(name).values()}
+    ignored = {option for option in defaults if not uses(name, str(saved.get("method")), option)}
+    return defaults | dict(saved) | {option: defaults[option] for option in ignored}
 
 
 def uses(name: str, method: str, option: str) -> bool:

@@ -41,7 +41,7 @@ class Args(CommonArgs):
         changes_cost=False,
         is_main=True,
     )
-    data: str = option("digits", "digits, or a folder of features (see 'sparsum data features').")
+    data: str = option("digits", "The digits, or a folder of features (see 'sparsum data features').")
     steps_per_epoch: int = option(100, "Batches of games per epoch.", ge=1, le=MAX_SIZE)
     entropy: float = option(0.1, "Coefficient of the entropy bonus.", changes_cost=False, is_main=True)
     n_symbols: int = option(256, "Number of symbols.", ge=1, le=MAX_SIZE)

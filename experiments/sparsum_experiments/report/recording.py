@@ -10,7 +10,7 @@ from typing import Any
 
 from sparsum_experiments.errors import UsageError
 from sparsum_experiments.files import write_bytes
-from sparsum_experiments.registry import check_method, place_options, uses, with_defaults
+from sparsum_experiments.registry import check_method, place_options, used_config
 from sparsum_experiments.report.latent import NoView, latent_of_run
 from sparsum_experiments.runs import (
     LATENT_FOLDER,
@@ -97,11 +97,8 @@ def _what_is_missing(run: Run) -> str:
 
 def _settings(record: Record) -> dict[str, Any]:
     """The options of a record's run, of whatever version, as far as its method uses them."""
-    config = with_defaults(record.experiment, record.config.model_dump(exclude_unset=True))
-    hidden = place_options(record.experiment)
-    return {
-        name: value for name, value in config.items() if name not in hidden and uses(record.experiment, record.method, name)
-    }
+    config = used_config(record.experiment, record.config.model_dump(exclude_unset=True))
+    return {name: value for name, value in config.items() if name not in place_options(record.experiment)}
 
 
 def _difference(one: Record, other: Record) -> str:

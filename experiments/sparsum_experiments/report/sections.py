@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from sparsum_experiments.errors import UsageError
-from sparsum_experiments.registry import place_options, with_defaults
+from sparsum_experiments.registry import place_options, used_config
 from sparsum_experiments.report.columns import Column, columns_of
 from sparsum_experiments.report.summary import (
     Kind,
@@ -89,7 +89,7 @@ def _comparable(runs: list[Run]) -> list[Run]:
     folders = grouped(runs, lambda run: (run.experiment, _data_name(run)))
     found = []
     for run in runs:
-        name, args = _data_name(run), rounded(with_defaults(run.experiment, run.args))
+        name, args = _data_name(run), rounded(used_config(run.experiment, run.args))
         is_clear = len({same.args["data"] for same in folders[run.experiment, name]} - {name}) < 2
         found.append(replace(run, args=args | {"data": name} if is_clear else args))
     return found

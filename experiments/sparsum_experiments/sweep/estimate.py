@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from sparsum_experiments.options import CommonArgs
-from sparsum_experiments.registry import experiment_options, make_experiment, uses, with_defaults
+from sparsum_experiments.registry import experiment_options, make_experiment, used_config, uses
 from sparsum_experiments.runs import read_folders
 from sparsum_experiments.seeds import seed_for
 from sparsum_experiments.sweep.plan import PlannedRun, State, counted, state_of
@@ -71,7 +71,7 @@ def _known_seconds(out: pathlib.Path) -> dict[str, tuple[float | None, str]]:
     for run in read_folders([out])[0] if out.exists() else []:
         for line in run.lines:
             seconds = line.get("seconds", 0.0) + line.get("validation_seconds", 0.0)
-            groups[_cost(run.experiment, with_defaults(run.experiment, run.args))].append(seconds)
+            groups[_cost(run.experiment, used_config(run.experiment, run.args))].append(seconds)
     return {cost: (statistics.fmean(each), counted(len(each), "earlier epoch")) for cost, each in groups.items()}
 
 

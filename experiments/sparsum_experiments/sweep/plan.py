@@ -219,8 +219,8 @@ def _differences(run: PlannedRun) -> list[str]:
         return [str(error)]
     if config.experiment != run.experiment:
         return [f"its experiment is {config.experiment}, not {run.experiment}"]
-    saved = registry.with_defaults(run.experiment, config.args.model_dump(exclude_unset=True))
     planned, options = run.args.model_dump(), registry.experiment_options(run.experiment)
+    saved = {name: option.default for name, option in options.items()} | config.args.model_dump(exclude_unset=True)
     names = ["method", *(name for name, option in sorted(options.items()) if not option.free_on_resume)]
     pairs = [(name, _shown(saved[name]), _shown(planned[name])) for name in names if saved[name] != planned[name]]
     found = [f"its {as_flag(name)} is {before}, not {now}" for name, before, now in pairs]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pandas
 
 from sparsum_experiments.errors import UsageError
-from sparsum_experiments.registry import experiment_class, experiment_options, make_args, uses, with_defaults
+from sparsum_experiments.registry import experiment_class, experiment_options, make_args, used_config, uses
 from sparsum_experiments.report.sections import config_key, differing_options, without_repetitions
 from sparsum_experiments.report.summary import grouped
 from sparsum_experiments.runs import Run, RunFolder, read_evaluation, read_folders
@@ -81,25 +81,20 @@ class _Earlier:
         self.experiment, self.folder, self.given, self.kind = experiment, folder, given, experiment_class(experiment)
         fixed = {name for name, option in experiment_options(experiment).items() if not option.free_on_resume}
         self.tunable = sorted(fixed.intersection(grid_options(experiment)))
-        wanted = {"data": with_defaults(experiment, {})["data"]} | {name: given[name] for name in given if name in fixed}
+        data = experiment_options(experiment)["data"].default
+        wanted = {"data": data} | {name: given[name] for name in given if name in fixed}
         self.title = f"{experiment} with {_words(wanted)}"
         agreeing, (found, problems) = list[Run](), read_folders([folder])
         for run in [run for run in found if run.experiment == experiment]:
-            args = self.used(run.args)
+            args = used_config(self.experiment, run.args)
             is_same = (
                 pathlib.Path(args["data"]).resolve() == pathlib.Path(wanted["data"]).resolve()
             )  # a folder has many names
-            if self.used(args | wanted | ({"data": args["data"]} if is_same else {})) == args:
+            if used_config(self.experiment, args | wanted | ({"data": args["data"]} if is_same else {})) == args:
                 agreeing.append(dataclasses.replace(run, args=args))
         self.runs = without_repetitions(agreeing)[0]
         # A run that cannot be read may be of any method; a broken evaluation does not matter here.
         self.check(sorted(set(problems) - {run.problem for run in found}))
-
-    def used(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a run, completed, with the default of those that its method ignores."""
-        defaults = with_defaults(self.experiment, {})
-        ignored = {name for name in defaults if not uses(self.experiment, args["method"], name)}
-        return {**defaults, **args, **{name: defaults[name] for name in ignored}}
 
     def of(self, method: str) -> list[Run]:
         return [run for run in self.runs if run.args["method"] == method]
@@ -161,7 +156,7 @@ class _Earlier:
         n_seeds = len(measured.loc[[best]])
         reason = f"validation {metric} {means[best]:.4g}, {among} over {n_seeds} seed{'s' * (n_seeds > 1)} in {self.folder}"
         same = self.given | values | {name: args[name] for name in grid if name in args}
-        new = self.used(make_args(self.experiment, method, same).model_dump())
+        new = used_config(self.experiment, make_args(self.experiment, method, same).model_dump())
         others = {name: args[name] for name in ("data", "epochs", *self.tunable) if args[name] != new[name]}
         return Choice(method, values, f"{reason}, where it had {_words(others)}" if others else reason)
 

@@ -14,6 +14,7 @@ from sparsum_experiments.runs import read_records, read_run, read_runs, record_o
 
 from tests.experiments.runs.making import make_run
 
+DEEP = json.dumps({".".join("a" * 5000): 1})
 RESULTS = Path(__file__).parents[3] / "results"
 
 
@@ -91,6 +92,9 @@ ODD: dict[str, list[dict[str, Any]]] = {
     "epochs.": [
         *({"seconds": value} for value in ([1.0], [1.0] * 3, 1.0, "ab", [None] * 2, [True] * 2, [10**400] * 2)),
         *({"validation.elbo": value} for value in ([], {"a": [1.0, 1.0]}, [float("nan")] * 2)),
+        {"calls": [1.0, 2.0]},
+        {"seconds.a": [1.0, 1.0]},
+        {"validation": {}},
     ],
     "": [
         *({"experiment": value} for value in (["bitvector-vae"], 3, None)),
@@ -114,7 +118,17 @@ def test_an_odd_record_is_left_out_by_its_line(file: Path, part: str, change: di
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"experiment": "ssvae"}', '{"a": NaN}', "[" * 100_000, "3", '{"a.b": 1, "a": 2}']
+    "text",
+    [
+        "",
+        "[]",
+        '{"experiment": "ssvae"}',
+        '{"a": NaN}',
+        "[" * 100_000,
+        "3",
+        '{"a.b": 1, "a": 2}',
+        json.dumps({".".join("a" * 5000): 1}),
+    ],
 )
 def test_a_line_that_is_not_a_record_is_named(file: Path, text: str) -> None:
     write_lines(file, [text])

@@ -63,7 +63,7 @@ def test_a_checkpoint_with_wrong_types_is_named(folder: RunFolder, model: object
 def test_an_edited_seed_is_noticed(folder: RunFolder) -> None:
     config = json.loads(folder.config_file.read_text())
     folder.config_file.write_text(json.dumps(config | {"args": config["args"] | {"seed": 7}}))
-    with pytest.raises(ValueError, match=r"config\.json was edited since .*last\.pt was written: undo the change"):
+    with pytest.raises(ValueError, match=r"config\.json was edited since the checkpoint was written: undo the change"):
         run("bitvector-vae", "topk", {"epochs": 2}, out=folder.path, resume=True)
 
 
@@ -109,6 +109,9 @@ def test_what_a_killed_run_left_is_removed_on_resume(folder: RunFolder) -> None:
         ["--data", "minst"],
         ["--solver", "simplex"],
         ["--colour", "red"],
+        ["--epochs", "0"],
+        ["--epochs", "9223372036854775808"],
+        ["--checkpoint-seconds", "nan"],
     ],
     ids=lambda words: words[0],
 )
@@ -248,3 +251,76 @@ def test_out_of_memory_is_a_message() -> None:
     assert "out of memory: " in done.stderr
     assert "try a smaller --batch-size" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"place": {"best": "x"}},
+        {"place": {"seconds": None}},
+        {"place": {"epoch_seconds": "a"}},
+        {"place": {"step": 10**9}},
+        {"place": {"epoch": True}},
+        {"noise": 3},
+        {"noise": torch.zeros(3, dtype=torch.uint8)},
+        {"noise": None},
+        {"epoch_log": {"terms": torch.zeros(1, 1)}},
+        {"epoch_log": {"calls": torch.zeros(1, 1, dtype=torch.int64)}},
+        {"optimiser": {}},
+    ],
+    ids=lambda change: str(change)[:40],
+)
+def test_a_checkpoint_within_an_epoch_is_checked_before_training(
+    folder: RunFolder, change: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = folder.load("last")
+    assert state is not None
+    log = {"names": ["objective"], "terms": torch.zeros(18, 1), "calls": torch.zeros(18, 64, dtype=torch.int64)}
+    state |= {"noise": torch.Generator().get_state(), "epoch_log": log}
+    state["place"] |= {"epoch": 0, "step": 3}
+    for name, value in change.items():
+        state[name] = state[name] | value if isinstance(value, dict) and value else value
+    folder.save("last", state)
+    before = folder.metrics_file.read_bytes()
+    with pytest.raises(ValueError, match=r"last\.pt does not fit this run or this version"):
+        run("bitvector-vae", "topk", {"epochs": 2}, out=folder.path, resume=True)
+    assert folder.metrics_file.read_bytes() == before
+
+
+def test_an_edited_config_is_not_evaluated(folder: RunFolder) -> None:
+    config = json.loads(folder.config_file.read_text())
+    folder.config_file.write_text(json.dumps(config | {"args": config["args"] | {"score_temperature": 3.0}}))
+    for checkpoint in ("last", "best"):
+        with pytest.raises(ValueError, match=r"config\.json was edited since the checkpoint was written"):
+            evaluate_run(folder.path, checkpoint=checkpoint, n_samples=2)
+
+
+def test_an_option_of_a_newer_version_does_not_make_another_config(folder: RunFolder) -> None:
+    config = json.loads(folder.config_file.read_text())
+    del config["args"]["score_temperature"]  # as an older version wrote it
+    folder.config_file.write_text(json.dumps(config))
+    run("bitvector-vae", "topk", {"epochs": 2}, out=folder.path, resume=True)
+    assert len(folder.metrics()) == 2
+
+
+def test_nohup_is_respected(tmp_path: pathlib.Path) -> None:
+    words = [sys.executable, "-m", "sparsum_experiments.main", "train", "bitvector-vae", "topk", "--bits", "4"]
+    process = subprocess.Popen(
+        ["nohup", *words, "--epochs", "12", "--device", "cpu", "--checkpoint-seconds", "0", "--out", "run"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while process.poll() is None and not (tmp_path / "run" / "checkpoints" / "last.pt").exists():
+        time.sleep(0.02)
+    process.send_signal(signal.SIGHUP)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert len(RunFolder(tmp_path / "run").metrics()) == 12
+
+
+def test_a_data_file_that_is_gone_is_noticed(folder: RunFolder) -> None:
+    config = json.loads(folder.config_file.read_text())
+    folder.config_file.write_text(json.dumps(config | {"data_files": {"another": "0" * 32}}))
+    with pytest.raises(ValueError, match="another of digits has changed"):
+        evaluate_run(folder.path, n_samples=2)

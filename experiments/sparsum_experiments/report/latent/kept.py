@@ -10,7 +10,7 @@ import pydantic
 import torch
 
 from sparsum_experiments.files import parse_json, read_bytes
-from sparsum_experiments.registry import place_options, with_defaults
+from sparsum_experiments.registry import place_options, used_config
 from sparsum_experiments.report.latent.bits import BitsView
 from sparsum_experiments.report.latent.classes import ClassesView
 from sparsum_experiments.report.latent.symbols import SymbolsView
@@ -72,7 +72,7 @@ class Latent(Part):
 
 def _comparable(experiment: str, config: dict[str, Any]) -> dict[str, Any]:
     """What all runs of a setting have in common, also those of a version with fewer options."""
-    config = with_defaults(experiment, config)
+    config = used_config(experiment, config)
     kept = {name: value for name, value in config.items() if name not in place_options(experiment)}
     compared: dict[str, Any] = rounded(kept | {"data": pathlib.Path(str(config.get("data"))).name})
     return compared
