@@ -26,7 +26,7 @@ from sparsum_experiments.report.latent.classes import ClassesView
 from sparsum_experiments.report.latent.symbols import Concept, SymbolsView
 from sparsum_experiments.report.latent.view import AbstractView
 from sparsum_experiments.report.recording import record_runs
-from sparsum_experiments.runs import find_runs, read_records, read_run, records_file, write_records
+from sparsum_experiments.runs import RunFolder, find_runs, read_records, read_run, records_file, write_records
 from sparsum_experiments.signal_game import SignalGame
 from sparsum_experiments.ssvae import SemisupervisedVAE
 from sparsum_experiments.training.evaluate import evaluate_run, restore_experiment
@@ -236,6 +236,9 @@ def test_first_seed_is_shown(runs: Callable[..., pathlib.Path], tmp_path: pathli
         config = json.loads((place / "topk" / "config.json").read_text(encoding="utf-8"))
         config["args"]["seed"] = seed
         (place / f"seed-{seed}" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        folder = RunFolder(place / f"seed-{seed}")
+        state = folder.load("last") or {}
+        folder.save("last", {name: value for name, value in state.items() if name != "config"})  # of another seed
     (place / "topk" / "checkpoints" / "last.pt").unlink()
     assert "topk, seed 3:" in text_of(page_of(place, out=tmp_path / "page.html"))
 

@@ -399,7 +399,8 @@ def test_numbers_for_scripts_are_escaped(text: str) -> None:
 
 @pytest.mark.parametrize("is_alone", [True, False])
 def test_a_run_of_no_epochs_is_reported(tmp_path: Path, *, is_alone: bool) -> None:
-    path = make_run(tmp_path / "none", [], epochs=0, test={"accuracy": 0.25, "epochs": 0})
+    path = make_run(tmp_path / "none", [], test={"accuracy": 0.25, "epochs": 0})
+    change_config(path, {"epochs": 0})
     (path / "metrics.jsonl").write_text("", encoding="utf-8")
     if not is_alone:
         make_run(tmp_path / "other", [-3.0] * 3, test={"accuracy": 0.5})

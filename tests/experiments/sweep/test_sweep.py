@@ -191,7 +191,7 @@ def test_other_run_in_folder_is_an_error_that_names_the_difference(tmp_path: Pat
     assert state_of(more) is State.PARTIAL  # it continues with more epochs
     check_plan([more])
     (other,) = make_plan("ssvae", ["sparse"], TINY | {"epochs": 2, "batch_size": 500}, {}, 1, tmp_path)
-    with pytest.raises(UsageError, match="its batch_size is 1000, not 500"):
+    with pytest.raises(UsageError, match="its --batch-size is 1000, not 500"):
         sweep([other], 1, Quiet())
     config = json.loads((run.folder / "config.json").read_text(encoding="utf-8"))
     del config["args"]["batch_size"]  # as of an earlier version, which always had today's default

@@ -65,7 +65,7 @@ def test_the_mean_over_seeds_at_the_last_epoch_decides() -> None:
     earlier({"sparse": [-1.0, -3.0, -6.0, -3.0], "dense": [-8.0, -7.0]})  # means of sparse: -3.5 and -3
     sparse, dense = chosen(["sparse", "dense"])
     assert (sparse.values, dense.values) == ({"lr": 0.2}, {"lr": 0.2})
-    assert str(sparse) == "sparse: lr 0.2 (validation elbo -3, the best of 2 settings in grid)"
+    assert str(sparse) == "sparse: lr 0.2 (validation elbo -3, the best of 2 settings over 2 seeds in grid, where it had epochs 2)"
 
 
 def measured(runs: Sequence[PlannedRun], name: str, values: Sequence[float], epochs: float = 2) -> None:
@@ -79,7 +79,9 @@ def test_another_metric_of_an_evaluation_decides() -> None:
     measured(runs, "bits_per_dim_annealed", [3.5, 3.4])
     assert chosen(["topk"], experiment="bitvector-vae")[0].values == {"lr": 0.1}
     (choice,) = chosen(["topk"], experiment="bitvector-vae", by="bits_per_dim_annealed")
-    assert str(choice) == "topk: lr 0.2 (validation bits_per_dim_annealed 3.4, the best of 2 settings in grid)"
+    assert str(choice) == (
+        "topk: lr 0.2 (validation bits_per_dim_annealed 3.4, the best of 2 settings over 1 seed in grid, where it had epochs 2)"
+    )
 
 
 def test_another_metric_of_the_last_epoch_decides() -> None:
@@ -198,7 +200,7 @@ def test_a_method_with_one_setting_takes_what_differs_among_all() -> None:
     earlier({"dense": [-5.0]}, grid={}, lr=0.3)
     (choice,) = chosen(["dense"])
     assert choice.values == {"lr": 0.3}
-    assert "the only setting in grid" in str(choice)
+    assert "the only setting over 1 seed in grid" in str(choice)
     with pytest.raises(UsageError, match="nothing was tuned there"):
         chosen(["dense"], folder="grid/dense")
 
@@ -208,7 +210,7 @@ def test_options_that_a_method_ignores_are_not_required_of_its_runs() -> None:
     earlier({"dense": [-3.0]}, grid={})
     (choice,) = chosen(["dense"], k=2)
     assert choice.values == {}
-    assert str(choice).startswith("dense: nothing was tuned (validation elbo -3, the only setting in grid")
+    assert str(choice).startswith("dense: nothing was tuned (validation elbo -3, the only setting over 1 seed in grid")
 
 
 def test_runs_that_differ_in_ignored_options_only_have_one_setting() -> None:
@@ -278,7 +280,7 @@ def test_runs_of_different_lengths_are_not_compared() -> None:
 
 def test_other_differences_to_the_earlier_runs_are_named() -> None:
     earlier({"sparse": [-1.0, -2.0]}, batch_size=100)
-    assert "in grid, where it had batch_size 100)" in str(chosen()[0])
+    assert "in grid, where it had epochs 2, batch_size 100)" in str(chosen()[0])
     assert "where" not in str(chosen(batch_size=100)[0])
     assert "where" not in str(chosen(grid=["batch_size"])[0])
     earlier({"dense": [-1.0, -2.0]}, experiment="bitvector-vae", bits=6)
@@ -348,7 +350,7 @@ def test_a_grid_and_then_the_seeds(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "sparse/seed-0" in said.out
     assert "dense" not in said.out
     assert sparsum(*final) == 0
-    assert "the best of 2 settings in grid" in capsys.readouterr().err
+    assert "the best of 2 settings over 1 seed in grid" in capsys.readouterr().err
     config = json.loads((tmp_path / "final" / "sparse" / "seed-0" / "config.json").read_text(encoding="utf-8"))
     assert config["args"]["lr"] == 0.01
     for words, message in (
