@@ -7,7 +7,7 @@ is sparse, or dense and sampled.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar, Literal, Self
 
 import pydantic
@@ -18,11 +18,11 @@ from torch.distributions import Distribution
 import sparsum as sp
 from sparsum.estimators import AbstractEstimator, Bound, Estimate
 from sparsum_experiments.data import Images, canonical_name, load_images
-from sparsum_experiments.experiment import AbstractExperiment, Step, Totals, temperature_of
+from sparsum_experiments.experiment import CATEGORICAL, AbstractExperiment, Step, temperature_of
 from sparsum_experiments.models.bits_per_dim import bits_per_dim
 from sparsum_experiments.models.estimators import ModeThrough
 from sparsum_experiments.models.importance import LogJoint, Sampling
-from sparsum_experiments.models.layers import Centred, adam, perceptron
+from sparsum_experiments.models.layers import Centred, perceptron
 from sparsum_experiments.models.likelihood import pixel_log_likelihood
 from sparsum_experiments.options import MAX_SIZE, CommonArgs, option
 from sparsum_experiments.seeds import with_seed
@@ -123,13 +123,10 @@ ESTIMATORS: dict[str, Callable[[Args, int], AbstractEstimator]] = {
     "topk-bound": lambda args, _: sp.estimators.TopK(args.k),
     "sparsemap": lambda args, _: sp.estimators.SparseMAP(SOLVERS[args.solver]),
     "sparsemap-budget": lambda args, _: sp.estimators.SparseMAP(SOLVERS[args.solver]),
-    "sfe": lambda _, __: sp.estimators.ScoreFunction(),
-    "sfe-plus": lambda _, __: sp.estimators.SelfCritic(),
-    "nvil": lambda _, n_pixels: sp.estimators.NVIL(n_pixels),
+    **{method: CATEGORICAL[method] for method in ("sfe", "sfe-plus", "nvil")},
     "wake-wake": lambda *_: sp.estimators.ScoreFunction(baseline=False),
     "distinct-bound": lambda *_: sp.estimators.ScoreFunction(baseline=False),
-    "gumbel": lambda args, _: sp.estimators.GumbelSoftmax(temperature_of(args)),
-    "st-gumbel": lambda args, _: sp.estimators.StraightThrough(temperature_of(args)),
+    **{method: CATEGORICAL[method] for method in ("gumbel", "st-gumbel")},
     "st-gumbel-mode": lambda args, _: ModeThrough(temperature_of(args)),
     "dense": lambda args, n_pixels: sp.estimators.Dense(chunk_size=_chunk_size(args, n_pixels)),
     "sparse": lambda args, n_pixels: sp.estimators.Sparse(chunk_size=_chunk_size(args, n_pixels)),
@@ -304,10 +301,6 @@ class BitvectorVAE(AbstractExperiment):
         """Steps in chunks cannot be captured: the number of chunks depends on the data."""
         return getattr(self.estimator, "chunk_size", None) is None
 
-    def optimiser(self) -> torch.optim.Optimizer:
-        """Adam."""
-        return adam(self.model, self.args.lr)
-
     def start_epoch(self, generator: torch.Generator) -> Tensor:
         """A permutation of the training images; an incomplete last batch is dropped."""
         return torch.randperm(len(self.images.train.x), generator=generator, device=self.device)
@@ -317,12 +310,11 @@ class BitvectorVAE(AbstractExperiment):
         size = self.args.batch_size
         return {"x": self.images.train.x[order[i * size : (i + 1) * size]]}
 
-    def measure(self, generator: torch.Generator, split: str, limit: int | None) -> Totals:
+    def measures(self, generator: torch.Generator, split: str, limit: int | None) -> Iterator[Mapping[str, Tensor]]:
         """The ELBO and its terms, exact if the method is a sum, else with one discrete sample per image.
 
         For methods that maximise another bound, also the bound; ``calls`` are then those of the bound.
         """
-        totals = Totals()
         n_each = self.args.batch_size * (1 if self.device.type == "cpu" else _GPU_BATCHES)
         for x in getattr(self.images, split).x[:limit].split(n_each):
             estimate = self.model.estimate(x, generator)
@@ -330,8 +322,7 @@ class BitvectorVAE(AbstractExperiment):
             if self.args.method in BOUNDS:
                 bound = self.model.bound(x, generator)
                 measures |= {"bound": bound.value, "calls": bound.calls}
-            totals.add(measures)
-        return totals
+            yield measures
 
     @torch.no_grad()
     def evaluate(

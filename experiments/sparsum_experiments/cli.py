@@ -148,12 +148,7 @@ def _train_command(experiment: str) -> click.Command:
 
 
 def _train(
-    experiment: str,
-    method: str,
-    out: pathlib.Path | None,
-    resume: bool,
-    checkpoint_seconds: float,
-    **options: Any,
+    experiment: str, method: str, out: pathlib.Path | None, resume: bool, checkpoint_seconds: float, **options: Any
 ) -> None:
     from sparsum_experiments.training.start import run
 

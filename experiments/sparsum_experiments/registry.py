@@ -55,10 +55,6 @@ def make_args(name: str, method: str, options: dict[str, Any]) -> CommonArgs:
     """The config of a run: the experiment's defaults, the method's presets, and the given options.
 
     Options that are None were not given.
-
-    Raises:
-        UsageError: if the experiment, the method or an option does not exist.
-        ValueError: if a value is wrong, or does not go with the method.
     """
     check_method(name, method)
     given = {key: value for key, value in options.items() if value is not None}
@@ -80,11 +76,7 @@ def make_args(name: str, method: str, options: dict[str, Any]) -> CommonArgs:
 
 
 def restore_args(name: str, saved: dict[str, Any], file: pathlib.Path) -> CommonArgs:
-    """The config that a run was started with.
-
-    Raises:
-        ValueError: if it is not one of this experiment; the message names the file.
-    """
+    """The config that a run was started with."""
     try:
         check_method(name, str(saved.get("method")))
         unknown = set(saved) - set(experiment_options(name)) - {"method"}

@@ -15,13 +15,7 @@ _N_RECENT = 20
 
 
 class EpochLog:
-    """The terms of all steps of an epoch, and the decoder calls of all examples.
-
-    Args:
-        n_steps: steps per epoch.
-        n_examples: how many examples of each step count their calls.
-        device: where it is kept.
-    """
+    """The terms of all steps of an epoch, and the decoder calls of all examples."""
 
     def __init__(self, n_steps: int, n_examples: int, device: torch.device) -> None:
         self.n_steps = n_steps
