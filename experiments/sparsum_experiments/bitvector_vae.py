@@ -119,13 +119,10 @@ SOLVERS: dict[str, sp.solvers.AbstractSolver | None] = {
 
 #: The posterior of each method, and the estimator of its expectations.
 ESTIMATORS: dict[str, Callable[[Args, int], AbstractEstimator]] = {
-    "topk": lambda args, _: sp.estimators.TopK(args.k),
-    "topk-bound": lambda args, _: sp.estimators.TopK(args.k),
-    "sparsemap": lambda args, _: sp.estimators.SparseMAP(SOLVERS[args.solver]),
-    "sparsemap-budget": lambda args, _: sp.estimators.SparseMAP(SOLVERS[args.solver]),
+    **dict.fromkeys(("topk", "topk-bound"), lambda args, _: sp.estimators.TopK(args.k)),
+    **dict.fromkeys(SOLVED, lambda args, _: sp.estimators.SparseMAP(SOLVERS[args.solver])),
     **{method: CATEGORICAL[method] for method in ("sfe", "sfe-plus", "nvil")},
-    "wake-wake": lambda *_: sp.estimators.ScoreFunction(baseline=False),
-    "distinct-bound": lambda *_: sp.estimators.ScoreFunction(baseline=False),
+    **dict.fromkeys(("wake-wake", "distinct-bound"), lambda *_: sp.estimators.ScoreFunction(baseline=False)),
     **{method: CATEGORICAL[method] for method in ("gumbel", "st-gumbel")},
     "st-gumbel-mode": lambda args, _: ModeThrough(temperature_of(args)),
     "dense": lambda args, n_pixels: sp.estimators.Dense(chunk_size=_chunk_size(args, n_pixels)),
@@ -133,12 +130,7 @@ ESTIMATORS: dict[str, Callable[[Args, int], AbstractEstimator]] = {
     "entmax15": lambda args, n_pixels: sp.estimators.Sparse(1.5, chunk_size=_chunk_size(args, n_pixels)),
 }
 # The metric of each method's ``is_exact``: the truncation to k atoms is exact, or the solver has not converged.
-_CERTIFICATES = {
-    "topk": ("exact", True),
-    "topk-bound": ("exact", True),
-    "sparsemap": ("unsolved", False),
-    "sparsemap-budget": ("unsolved", False),
-}
+_CERTIFICATES = dict.fromkeys(("topk", "topk-bound"), ("exact", True)) | dict.fromkeys(SOLVED, ("unsolved", False))
 
 
 def _n_at_once(n_pixels: int) -> int:
@@ -185,12 +177,8 @@ class Model(torch.nn.Module):
             scores = self.centring(scores)
         return scores / self.temperature
 
-    def log_likelihood(
-        self,
-        z: Tensor,  # shape: (n, n_bits)
-        x: Tensor,  # shape: (n, n_pixels), uint8
-    ) -> Tensor:
-        """The log-likelihood log p(x | z) of each pair: (n,)."""
+    def log_likelihood(self, z: Tensor, x: Tensor) -> Tensor:
+        """The log-likelihood log p(x | z) of each pair: (n, n_bits), uint8 (n, n_pixels) -> (n,)."""
         features = self.generative(z).unflatten(-1, (self.n_pixels, RANK))
         return pixel_log_likelihood(features, self.levels.weight, self.levels.bias, x)
 
@@ -239,21 +227,18 @@ class Model(torch.nn.Module):
 
     def forward(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> Step:
         """The loss of a step: the negative ELBO, or the negative of another bound."""
-        step = (self._bound_step if self.method in BOUNDS else self._elbo_step)(batch["x"], generator)
+        estimate: Estimate | Bound
+        if self.method in BOUNDS:
+            estimate = self.bound(batch["x"], generator)
+            objective = -estimate.surrogate.mean()
+            terms = {"bound": estimate.value.mean()}
+        else:
+            estimate = self.estimate(batch["x"], generator)
+            objective = (estimate.surrogate - self.entropy * estimate.distribution.entropy()).mean() + self.log_count
+            terms = {name: values.mean() for name, values in self.measures(estimate).items()}
         if self.centring is not None:
             self.centring.keep()
-        return step
-
-    def _elbo_step(self, x: Tensor, generator: torch.Generator) -> Step:
-        estimate = self.estimate(x, generator)
-        objective = (estimate.surrogate - self.entropy * estimate.distribution.entropy()).mean() + self.log_count
-        terms = {name: values.mean() for name, values in self.measures(estimate).items()}
         return Step(objective, {"loss": objective.detach(), **terms}, estimate.calls)
-
-    def _bound_step(self, x: Tensor, generator: torch.Generator) -> Step:
-        bound = self.bound(x, generator)
-        objective = -bound.surrogate.mean()
-        return Step(objective, {"loss": objective.detach(), "bound": bound.value.mean()}, bound.calls)
 
     def bound(self, x: Tensor, generator: torch.Generator) -> Bound:
         """The bound of each image that the methods in `BOUNDS` maximise."""
@@ -343,10 +328,8 @@ class BitvectorVAE(AbstractExperiment):
         """
         metrics = super().evaluate(generator, split=split, limit=limit)
         x, held_out = getattr(self.images, split).x[:limit], self.images.validation.x[:limit][:N_CHOOSING]
-        sampling = Sampling(n_samples, generator, _n_at_once(self.model.n_pixels))
-        bits = bits_per_dim(
-            self.model, x, held_out, sampling, self.args.batch_size, n_annealed=n_annealed, progress=progress
-        )
+        sampling, size = Sampling(n_samples, generator, _n_at_once(self.model.n_pixels)), self.args.batch_size
+        bits = bits_per_dim(self.model, x, held_out, sampling, size, n_annealed=n_annealed, progress=progress)
         return metrics | {"used_bits": self._n_used_bits(x)} | bits
 
     def _n_used_bits(self, x: Tensor) -> float:

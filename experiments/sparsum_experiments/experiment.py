@@ -90,14 +90,10 @@ class AbstractExperiment(ABC):
     comes from the generator that the loop passes, a different one for every epoch.
     """
 
-    #: Its name on the command line.
-    name: ClassVar[str]
-    #: The class of its options.
+    name: ClassVar[str]  # on the command line
     args_class: ClassVar[type[CommonArgs]]
-    #: The methods it can be trained with.
     methods: ClassVar[tuple[str, ...]]
-    #: The validation metric by which methods are compared; larger is better.
-    criterion: ClassVar[str]
+    criterion: ClassVar[str]  # the validation metric by which methods are compared; larger is better
     #: For methods with another objective, the validation metric by which their models and settings are chosen.
     own_criteria: ClassVar[Mapping[str, str]] = {}
     #: Other metrics, of `evaluate`, by which settings can be chosen: 1 if larger is better, -1 if smaller is.
@@ -106,12 +102,9 @@ class AbstractExperiment(ABC):
     args: CommonArgs
     #: Called as ``model(batch, generator)`` with the result of `batch`; returns a `Step`. It holds the estimator.
     model: torch.nn.Module
-    #: Steps per epoch.
-    n_steps: int
-    #: How many examples of a step count their calls.
-    n_calls_per_step: int
-    #: The digest of each data file.
-    data_files: Mapping[str, str]
+    n_steps: int  # per epoch
+    n_calls_per_step: int  # examples of a step that count their calls
+    data_files: Mapping[str, str]  # the digest of each data file
 
     @classmethod
     def criterion_of(cls, method: str) -> str:

@@ -69,7 +69,7 @@ def append_line(path: pathlib.Path, content: Any) -> None:
 
 
 def read_bytes(path: pathlib.Path, max_bytes: int = _MAX_BYTES) -> bytes:
-    """The content of a regular file."""
+    """The content of a regular file: a device or a pipe could be read forever."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{path} is not a regular file")

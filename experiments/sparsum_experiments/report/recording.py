@@ -84,11 +84,9 @@ def _what_is_missing(run: Run) -> str:
 
 def _settings(record: Record) -> dict[str, Any]:
     """The options of a record's run, of whatever version, as far as its method uses them."""
-    config = with_defaults(record.experiment, record.config.model_dump(exclude_unset=True))
-    hidden = place_options(record.experiment)
-    return {
-        name: value for name, value in config.items() if name not in hidden and uses(record.experiment, record.method, name)
-    }
+    name, hidden = record.experiment, place_options(record.experiment)
+    config = with_defaults(name, record.config.model_dump(exclude_unset=True))
+    return {key: value for key, value in config.items() if key not in hidden and uses(name, record.method, key)}
 
 
 def _difference(one: Record, other: Record) -> str:

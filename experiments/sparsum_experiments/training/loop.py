@@ -143,10 +143,8 @@ class Training:
 
     def _check(self) -> None:
         """Stop a run whose loss became NaN or infinite; its checkpoint dates from before."""
-        try:
-            self.log.check(self.place.step, self.place.epoch * self.experiment.n_steps)
-        except DivergedError as error:
-            self._raise_diverged(str(error))
+        if problem := self.log.problem(self.place.step, self.place.epoch * self.experiment.n_steps):
+            self._raise_diverged(problem)
 
     def _raise_diverged(self, what: str) -> NoReturn:
         self._save_best()

@@ -39,8 +39,14 @@ def run(
     """Start a run, or resume one; returns its folder and the metrics of all its epochs."""
     # A resumed run has the options of its config, so that those given here may not make sense alone.
     args = None if resume and out is not None else make_args(name, method, options)
-    folder = RunFolder(default_folder(name, args) if out is None and args is not None else out or pathlib.Path())
-    check_path(folder.path)
+    if out is None and args is not None:
+        out = pathlib.Path("runs", name, f"{args.data_name}-{args.method}-seed{args.seed}")
+    assert out is not None
+    try:
+        str(out).encode()  # it is written into the run's files
+    except UnicodeEncodeError:
+        raise UsageError(f"--out must be valid UTF-8, got {str(out)!r}") from None
+    folder = RunFolder(out)
     if resume:
         return _resume(name, method, options, folder, checkpoint_seconds)
     assert args is not None
@@ -93,14 +99,6 @@ def _taken(folder: RunFolder) -> UsageError:
     return UsageError(f"{folder.path} already holds a run: add --resume to continue it, or give another --out")
 
 
-def check_path(path: pathlib.Path) -> None:
-    """Raise a UsageError for a path that could not be written into the run's files."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        raise UsageError(f"--out must be valid UTF-8, got {str(path)!r}") from None
-
-
 def check_data(config: Config, experiment: AbstractExperiment, folder: RunFolder) -> None:
     """Raise a ValueError if the data is not that which a run was started with."""
     for name, digest in config.data_files.items():
@@ -109,11 +107,6 @@ def check_data(config: Config, experiment: AbstractExperiment, folder: RunFolder
                 f"{name} of {experiment.args.data} has changed since the run in {folder.path} was started: "
                 "restore the file, or start a new run"
             )
-
-
-def default_folder(name: str, args: CommonArgs) -> pathlib.Path:
-    """The folder of a run for which none was given."""
-    return pathlib.Path("runs") / name / f"{args.data_name}-{args.method}-seed{args.seed}"
 
 
 def resume_command(folder: RunFolder) -> str:
