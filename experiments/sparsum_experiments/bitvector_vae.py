@@ -7,7 +7,7 @@ is sparse, or dense and sampled.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar, Literal, Self
 
 import pydantic
@@ -18,11 +18,11 @@ from torch.distributions import Distribution
 import sparsum as sp
 from sparsum.estimators import AbstractEstimator, Bound, Estimate
 from sparsum_experiments.data import Images, load_images
-from sparsum_experiments.experiment import AbstractExperiment, Step, Totals, temperature_of
+from sparsum_experiments.experiment import CATEGORICAL, AbstractExperiment, Step, temperature_of
 from sparsum_experiments.models.bits_per_dim import bits_per_dim
 from sparsum_experiments.models.estimators import ModeThrough
 from sparsum_experiments.models.importance import LogJoint, Sampling
-from sparsum_experiments.models.layers import Centred, adam, perceptron
+from sparsum_experiments.models.layers import Centred, perceptron
 from sparsum_experiments.models.likelihood import pixel_log_likelihood
 from sparsum_experiments.options import MAX_SIZE, CommonArgs, option
 from sparsum_experiments.seeds import with_seed
@@ -119,29 +119,18 @@ SOLVERS: dict[str, sp.solvers.AbstractSolver | None] = {
 
 #: The posterior of each method, and the estimator of its expectations.
 ESTIMATORS: dict[str, Callable[[Args, int], AbstractEstimator]] = {
-    "topk": lambda args, _: sp.estimators.TopK(args.k),
-    "topk-bound": lambda args, _: sp.estimators.TopK(args.k),
-    "sparsemap": lambda args, _: sp.estimators.SparseMAP(SOLVERS[args.solver]),
-    "sparsemap-budget": lambda args, _: sp.estimators.SparseMAP(SOLVERS[args.solver]),
-    "sfe": lambda _, __: sp.estimators.ScoreFunction(),
-    "sfe-plus": lambda _, __: sp.estimators.SelfCritic(),
-    "nvil": lambda _, n_pixels: sp.estimators.NVIL(n_pixels),
-    "wake-wake": lambda *_: sp.estimators.ScoreFunction(baseline=False),
-    "distinct-bound": lambda *_: sp.estimators.ScoreFunction(baseline=False),
-    "gumbel": lambda args, _: sp.estimators.GumbelSoftmax(temperature_of(args)),
-    "st-gumbel": lambda args, _: sp.estimators.StraightThrough(temperature_of(args)),
+    **dict.fromkeys(("topk", "topk-bound"), lambda args, _: sp.estimators.TopK(args.k)),
+    **dict.fromkeys(SOLVED, lambda args, _: sp.estimators.SparseMAP(SOLVERS[args.solver])),
+    **{method: CATEGORICAL[method] for method in ("sfe", "sfe-plus", "nvil")},
+    **dict.fromkeys(("wake-wake", "distinct-bound"), lambda *_: sp.estimators.ScoreFunction(baseline=False)),
+    **{method: CATEGORICAL[method] for method in ("gumbel", "st-gumbel")},
     "st-gumbel-mode": lambda args, _: ModeThrough(temperature_of(args)),
     "dense": lambda args, n_pixels: sp.estimators.Dense(chunk_size=_chunk_size(args, n_pixels)),
     "sparse": lambda args, n_pixels: sp.estimators.Sparse(chunk_size=_chunk_size(args, n_pixels)),
     "entmax15": lambda args, n_pixels: sp.estimators.Sparse(1.5, chunk_size=_chunk_size(args, n_pixels)),
 }
 # The metric of each method's ``is_exact``: the truncation to k atoms is exact, or the solver has not converged.
-_CERTIFICATES = {
-    "topk": ("exact", True),
-    "topk-bound": ("exact", True),
-    "sparsemap": ("unsolved", False),
-    "sparsemap-budget": ("unsolved", False),
-}
+_CERTIFICATES = dict.fromkeys(("topk", "topk-bound"), ("exact", True)) | dict.fromkeys(SOLVED, ("unsolved", False))
 
 
 def _n_at_once(n_pixels: int) -> int:
@@ -188,12 +177,8 @@ class Model(torch.nn.Module):
             scores = self.centring(scores)
         return scores / self.temperature
 
-    def log_likelihood(
-        self,
-        z: Tensor,  # shape: (n, n_bits)
-        x: Tensor,  # shape: (n, n_pixels), uint8
-    ) -> Tensor:
-        """The log-likelihood log p(x | z) of each pair: (n,)."""
+    def log_likelihood(self, z: Tensor, x: Tensor) -> Tensor:
+        """The log-likelihood log p(x | z) of each pair: (n, n_bits), uint8 (n, n_pixels) -> (n,)."""
         features = self.generative(z).unflatten(-1, (self.n_pixels, RANK))
         return pixel_log_likelihood(features, self.levels.weight, self.levels.bias, x)
 
@@ -242,21 +227,18 @@ class Model(torch.nn.Module):
 
     def forward(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> Step:
         """The loss of a step: the negative ELBO, or the negative of another bound."""
-        step = (self._bound_step if self.method in BOUNDS else self._elbo_step)(batch["x"], generator)
+        estimate: Estimate | Bound
+        if self.method in BOUNDS:
+            estimate = self.bound(batch["x"], generator)
+            objective = -estimate.surrogate.mean()
+            terms = {"bound": estimate.value.mean()}
+        else:
+            estimate = self.estimate(batch["x"], generator)
+            objective = (estimate.surrogate - self.entropy * estimate.distribution.entropy()).mean() + self.log_count
+            terms = {name: values.mean() for name, values in self.measures(estimate).items()}
         if self.centring is not None:
             self.centring.keep()
-        return step
-
-    def _elbo_step(self, x: Tensor, generator: torch.Generator) -> Step:
-        estimate = self.estimate(x, generator)
-        objective = (estimate.surrogate - self.entropy * estimate.distribution.entropy()).mean() + self.log_count
-        terms = {name: values.mean() for name, values in self.measures(estimate).items()}
         return Step(objective, {"loss": objective.detach(), **terms}, estimate.calls)
-
-    def _bound_step(self, x: Tensor, generator: torch.Generator) -> Step:
-        bound = self.bound(x, generator)
-        objective = -bound.surrogate.mean()
-        return Step(objective, {"loss": objective.detach(), "bound": bound.value.mean()}, bound.calls)
 
     def bound(self, x: Tensor, generator: torch.Generator) -> Bound:
         """The bound of each image that the methods in `BOUNDS` maximise."""
@@ -303,10 +285,6 @@ class BitvectorVAE(AbstractExperiment):
         """Steps in chunks cannot be captured: the number of chunks depends on the data."""
         return getattr(self.estimator, "chunk_size", None) is None
 
-    def optimiser(self) -> torch.optim.Optimizer:
-        """Adam."""
-        return adam(self.model, self.args.lr)
-
     def start_epoch(self, generator: torch.Generator) -> Tensor:
         """A permutation of the training images; an incomplete last batch is dropped."""
         return torch.randperm(len(self.images.train.x), generator=generator, device=self.device)
@@ -316,12 +294,11 @@ class BitvectorVAE(AbstractExperiment):
         size = self.args.batch_size
         return {"x": self.images.train.x[order[i * size : (i + 1) * size]]}
 
-    def measure(self, generator: torch.Generator, split: str, limit: int | None) -> Totals:
+    def measures(self, generator: torch.Generator, split: str, limit: int | None) -> Iterator[Mapping[str, Tensor]]:
         """The ELBO and its terms, exact if the method is a sum, else with one discrete sample per image.
 
         For methods that maximise another bound, also the bound; ``calls`` are then those of the bound.
         """
-        totals = Totals()
         n_each = self.args.batch_size * (1 if self.device.type == "cpu" else _GPU_BATCHES)
         for x in getattr(self.images, split).x[:limit].split(n_each):
             estimate = self.model.estimate(x, generator)
@@ -329,8 +306,7 @@ class BitvectorVAE(AbstractExperiment):
             if self.args.method in BOUNDS:
                 bound = self.model.bound(x, generator)
                 measures |= {"bound": bound.value, "calls": bound.calls}
-            totals.add(measures)
-        return totals
+            yield measures
 
     @torch.no_grad()
     def evaluate(
@@ -351,10 +327,8 @@ class BitvectorVAE(AbstractExperiment):
         """
         metrics = super().evaluate(generator, split=split, limit=limit)
         x, held_out = getattr(self.images, split).x[:limit], self.images.validation.x[:limit][:N_CHOOSING]
-        sampling = Sampling(n_samples, generator, _n_at_once(self.model.n_pixels))
-        bits = bits_per_dim(
-            self.model, x, held_out, sampling, self.args.batch_size, n_annealed=n_annealed, progress=progress
-        )
+        sampling, size = Sampling(n_samples, generator, _n_at_once(self.model.n_pixels)), self.args.batch_size
+        bits = bits_per_dim(self.model, x, held_out, sampling, size, n_annealed=n_annealed, progress=progress)
         return metrics | {"used_bits": self._n_used_bits(x)} | bits
 
     def _n_used_bits(self, x: Tensor) -> float:

@@ -10,7 +10,7 @@ import functools
 import pathlib
 import shlex
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -59,15 +59,14 @@ class _Experiments(click.Group):
         return self._make(cmd_name) if cmd_name in NAMES else None
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in NAMES and not args[0].startswith("-"):
-            raise UsageError(f"there is no experiment {args[0]!r}{hint(args[0], NAMES)}")
+        if not args[0].startswith("-"):
+            experiment_class(args[0])  # its error has a hint
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Experiments"):
             formatter.write_dl(list(EXPERIMENTS.items()))
-        example = f"{ctx.command_path} {NAMES[0]} --help"
-        formatter.write(f"\n  '{example}' lists the methods and options of an experiment.\n")
+        formatter.write(f"\n  '{ctx.command_path} {NAMES[0]} --help' lists the methods and options of an experiment.\n")
 
 
 class _Unquoted(click.Command):
@@ -86,12 +85,8 @@ class _Unquoted(click.Command):
             raise UsageError(f"{error.param.opts[0] if error.param else 'option'}: {error.message}") from None
 
 
-def _flags(experiment: str, hidden: Iterable[str] = ()) -> list[click.Option]:
-    """The options of an experiment's Args on the command line."""
-    return [_flag(experiment, each) for each in experiment_options(experiment).values() if each.name not in hidden]
-
-
 def _flag(experiment: str, option: Option) -> click.Option:
+    """An option of an experiment's Args on the command line."""
     known = experiment_class(experiment).methods
     users = [method for method in known if option.is_used_by(method)]
     others = [method for method in known if method not in users]
@@ -101,14 +96,11 @@ def _flag(experiment: str, option: Option) -> click.Option:
     presets = [f"{name}: {value}" for name, value in general_presets(experiment, option.name).items()]
     if option.default not in (None, "") and "[" not in about:
         about += f" [default: {'; '.join([str(option.default), *presets])}]"
-    words = f"{'|'.join(option.choices)}" if option.choices else None
-    return click.Option([option.flag], metavar=words, help=about, type=_Parsed(option))
+    return click.Option([option.flag], metavar="|".join(option.choices) or None, help=about, type=_Parsed(option))
 
 
 class _Parsed(click.ParamType):  # type: ignore[type-arg]  # not generic in all versions
     """A value in the type of its option."""
-
-    name = "value"
 
     def __init__(self, option: Option) -> None:
         self.option = option
@@ -125,12 +117,11 @@ class _Parsed(click.ParamType):  # type: ignore[type-arg]  # not generic in all 
 def _methods_help(experiment: str) -> str:
     from sparsum_experiments.experiment import METHODS
 
-    lines = [f"  {method:17} {METHODS[method]}" for method in experiment_class(experiment).methods]
-    presets = "Some methods have presets in place of the defaults of options."
-    return "\b\nMethods:\n" + "\n".join(lines) + f"\n\n{presets}"
+    lines = "".join(f"  {method:17} {METHODS[method]}\n" for method in experiment_class(experiment).methods)
+    return f"\b\nMethods:\n{lines}\nSome methods have presets in place of the defaults of options."
 
 
-@click.group(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(__version__, prog_name="sparsum-experiments")
 def app() -> None:
     """The experiments of 'Efficient marginalization of discrete and structured latent variables via sparsity'.
@@ -152,7 +143,6 @@ def _train_command(experiment: str) -> click.Command:
         ["--checkpoint-seconds"],
         type=click.FloatRange(min=0),
         default=CHECKPOINT_SECONDS,
-        show_default=True,
         help="How often to save within an epoch; a killed run loses no more.",
     )
     first = experiment_class(experiment).methods[0]
@@ -160,17 +150,12 @@ def _train_command(experiment: str) -> click.Command:
         f"Train one model of {experiment} and write its metrics and checkpoints.\n\n"
         f"Example: sparsum train {experiment} {first} --epochs 5 --out runs/my-{experiment}\n\n{_methods_help(experiment)}"
     )
-    params = [method, *_flags(experiment), out, resume, save]
+    params = [method, *(_flag(experiment, each) for each in experiment_options(experiment).values()), out, resume, save]
     return _Unquoted(experiment, params=params, callback=functools.partial(_train, experiment), help=about)
 
 
 def _train(
-    experiment: str,
-    method: str,
-    out: pathlib.Path | None,
-    resume: bool,
-    checkpoint_seconds: float,
-    **options: Any,
+    experiment: str, method: str, out: pathlib.Path | None, resume: bool, checkpoint_seconds: float, **options: Any
 ) -> None:
     from sparsum_experiments.training.start import run
 
@@ -192,20 +177,15 @@ app.add_command(
 
 @app.command(cls=_Unquoted, short_help="Measure trained models on test data.")
 @click.argument("runs", nargs=-1, required=True, type=_PATH, metavar="RUN...")
-@click.option("--checkpoint", type=click.Choice(["last", "best"]), default="last", show_default=True)
-@click.option("--split", type=click.Choice(["test", "validation"]), default="test", show_default=True)
+@click.option("--checkpoint", type=click.Choice(["last", "best"]), default="last")
+@click.option("--split", type=click.Choice(["test", "validation"]), default="test")
 @click.option("--limit", type=click.IntRange(min=1), help="At most this many examples, for a quick look.")
-@click.option(
-    "--samples",
-    type=click.IntRange(min=2),
-    default=1024,
-    show_default=True,
-    help="bitvector-vae: samples of importance sampling.",
-)
+@click.option("--samples", type=click.IntRange(min=2), default=1024, help="bitvector-vae: samples of importance sampling.")
 @click.option(
     "--annealed",
     type=click.IntRange(min=0),
     default=0,
+    show_default=False,
     help="bitvector-vae: also estimate this many images by annealed importance sampling, such as 300; slow.",
 )
 @_DEVICE
@@ -277,12 +257,11 @@ def _sweep_command(experiment: str) -> click.Command:
             help=f"The metric of --tuned-by: {metrics}; those that training does not measure need 'sparsum evaluate --split "
             "validation'. [default: the first, or the bound that a method is trained by]",
         ),
-        click.Option(["--seeds"], type=click.IntRange(min=1), default=1, show_default=True, help="How many, from 0."),
+        click.Option(["--seeds"], type=click.IntRange(min=1), default=1, help="How many, from 0."),
         click.Option(
             ["--jobs"],
             type=click.IntRange(min=1),
             default=1,
-            show_default=True,
             help="Runs at a time; on a GPU they share it by MPS where that is installed.",
         ),
         click.Option(["--evaluate"], is_flag=True, help="Measure each run on the test data when it is trained."),
@@ -290,7 +269,7 @@ def _sweep_command(experiment: str) -> click.Command:
             ["--plan", "plan_only"], is_flag=True, help="List the runs with an estimate of their time; start none."
         ),
         click.Option(["--out"], type=_PATH, help="The folder above the runs. [default: runs/EXPERIMENT/sweep]"),
-        *_flags(experiment, hidden=("seed",)),
+        *(_flag(option) for name, option in experiment_options(experiment).items() if name != "seed"),
     ]
     return _Unquoted(experiment, params=params, callback=functools.partial(_sweep, experiment), help=about)
 
@@ -346,8 +325,10 @@ def report(
 
 @app.command(cls=_Unquoted, short_help="Add runs to the records that are kept.")
 @click.argument("runs", nargs=-1, required=True, type=_PATH, metavar="RUNS...")
-@click.option("--out", type=_PATH, default="results", show_default=True, help="The folder of the records.")
-@click.option("--variant", default="", help="How these runs differ from others of their method, in a word.")
+@click.option("--out", type=_PATH, default="results", help="The folder of the records.")
+@click.option(
+    "--variant", default="", show_default=False, help="How these runs differ from others of their method, in a word."
+)
 @click.option("--latent", is_flag=True, help="Also keep what latent variables learned, of each setting's first seed.")
 @_RUN_DATA
 def record(runs: tuple[pathlib.Path, ...], out: pathlib.Path, variant: str, latent: bool, data_dir: str | None) -> None:
@@ -367,8 +348,8 @@ def record(runs: tuple[pathlib.Path, ...], out: pathlib.Path, variant: str, late
 
 
 @app.command(cls=_Unquoted, short_help="Train all experiments on digits.")
-@click.option("--out", type=_PATH, default="runs/demo", show_default=True, help="The folder of the runs and the report.")
-@click.option("--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Runs at a time.")
+@click.option("--out", type=_PATH, default="runs/demo", help="The folder of the runs and the report.")
+@click.option("--jobs", type=click.IntRange(min=1), default=2, help="Runs at a time.")
 def demo(out: pathlib.Path, jobs: int) -> None:
     """Train all three experiments on scikit-learn's digits: the sparse sum beside the dense sum and samplers."""
     from sparsum_experiments.demo import run_demo

@@ -20,22 +20,13 @@ _N_SAMPLES = 128
 
 @dataclass(frozen=True)
 class Part:
-    """An experiment of the demo.
-
-    Args:
-        experiment: its name.
-        what: what is learned, in a few words.
-        methods: the sparse sum first, then the dense one, then samplers.
-        options: of its runs.
-        metric: the test metric that is shown.
-        unit: of the metric.
-    """
+    """An experiment of the demo."""
 
     experiment: str
-    what: str
-    methods: tuple[str, ...]
+    what: str  # is learned
+    methods: tuple[str, ...]  # the sparse sum first, then the dense one, then samplers
     options: dict[str, Any]
-    metric: str
+    metric: str  # of the test data
     unit: str
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparsum.estimators import Anneal
+import sparsum as sp
+from sparsum_experiments.models.layers import adam
 from sparsum_experiments.options import CommonArgs
 
 #: How each method computes the sum over the latent variable, for ``--help``.
@@ -36,53 +37,50 @@ METHODS = {
 }
 
 
-def temperature_of(args: CommonArgs) -> Anneal:
+def temperature_of(args: CommonArgs) -> sp.estimators.Anneal:
     """The temperature of a Gumbel method, at its first step."""
-    return Anneal(args.temperature_decay, every=args.temperature_every)
+    return sp.estimators.Anneal(args.temperature_decay, every=args.temperature_every)
+
+
+#: The methods for one categorical latent variable, made of an experiment's Args and the size of the input.
+CATEGORICAL: dict[str, Callable[[Any, int], sp.estimators.AbstractEstimator]] = {
+    "sparse": lambda args, n_inputs: sp.estimators.Sparse(),
+    "dense": lambda args, n_inputs: sp.estimators.Dense(),
+    "entmax15": lambda args, n_inputs: sp.estimators.Sparse(1.5),
+    "sfe": lambda args, n_inputs: sp.estimators.ScoreFunction(),
+    "sfe-plus": lambda args, n_inputs: sp.estimators.SelfCritic(),
+    "nvil": lambda args, n_inputs: sp.estimators.NVIL(n_inputs),
+    "sum-and-sample": lambda args, n_inputs: sp.estimators.SumAndSample(args.k),
+    "gumbel": lambda args, n_inputs: sp.estimators.GumbelSoftmax(temperature_of(args)),
+    "st-gumbel": lambda args, n_inputs: sp.estimators.StraightThrough(temperature_of(args)),
+}
 
 
 class Step(NamedTuple):
-    """The result of a training step, or of a batch of validation data.
+    """The result of a training step."""
 
-    Args:
-        objective: what is minimised, a scalar.
-        terms: scalars to log: means over the batch, without gradient.
-        calls: decoder calls of each example, an int64 vector.
+    objective: Tensor  # a scalar to minimise
+    terms: dict[str, Tensor]  # scalars to log: means over the batch, without gradient
+    calls: Tensor  # decoder calls of each example, int64
+
+
+def means_and_errors(batches: Iterable[Mapping[str, Tensor]]) -> dict[str, float]:
+    """The mean over all examples of each metric, and its standard error under the name with ``_se``.
+
+    A batch holds a value per metric and example, of shape (n,); the sums stay on the device until the end.
     """
-
-    objective: Tensor
-    terms: dict[str, Tensor]
-    calls: Tensor
-
-
-class Totals:
-    """Running sums of per-example metrics and of their squares, kept on the device until they are read."""
-
-    def __init__(self) -> None:
-        self.n = 0
-        self._sums: dict[str, Tensor] = {}
-
-    def add(self, values: Mapping[str, Tensor]) -> None:
-        """Add a batch: one value per metric and example, all of shape (n,)."""
-        self.n += len(next(iter(values.values())))
-        for name, value in values.items():
+    n, sums = 0, dict[str, Tensor]()
+    for batch in batches:
+        n += len(next(iter(batch.values())))
+        for name, value in batch.items():
             value = value.detach().double()
             both = torch.stack([value.sum(), value.square().sum()])
-            self._sums[name] = self._sums[name] + both if name in self._sums else both
-
-    def means(self) -> dict[str, float]:
-        """The mean of each metric."""
-        return {name: sums[0].item() / self.n for name, sums in self._sums.items()}
-
-    def means_and_errors(self) -> dict[str, float]:
-        """The mean of each metric, and its standard error under the name with ``_se``."""
-        found: dict[str, float] = {}
-        for name, sums in self._sums.items():
-            total, squares = sums.tolist()
-            mean = total / self.n
-            spread = max(squares / self.n - mean**2, 0.0) / max(self.n - 1, 1)
-            found |= {name: mean, f"{name}_se": math.sqrt(spread)}
-        return found
+            sums[name] = sums[name] + both if name in sums else both
+    found: dict[str, float] = {}
+    for name, (total, squares) in ((name, both.tolist()) for name, both in sums.items()):
+        spread = max(squares / n - (total / n) ** 2, 0.0) / max(n - 1, 1)
+        found |= {name: total / n, f"{name}_se": math.sqrt(spread)}
+    return found
 
 
 class AbstractExperiment(ABC):
@@ -92,14 +90,10 @@ class AbstractExperiment(ABC):
     comes from the generator that the loop passes, a different one for every epoch.
     """
 
-    #: Its name on the command line.
-    name: ClassVar[str]
-    #: The class of its options.
+    name: ClassVar[str]  # on the command line
     args_class: ClassVar[type[CommonArgs]]
-    #: The methods it can be trained with.
     methods: ClassVar[tuple[str, ...]]
-    #: The validation metric by which methods are compared; larger is better.
-    criterion: ClassVar[str]
+    criterion: ClassVar[str]  # the validation metric by which methods are compared; larger is better
     #: For methods with another objective, the validation metric by which their models and settings are chosen.
     own_criteria: ClassVar[Mapping[str, str]] = {}
     #: Other metrics, of `evaluate`, by which settings can be chosen: 1 if larger is better, -1 if smaller is.
@@ -108,12 +102,9 @@ class AbstractExperiment(ABC):
     args: CommonArgs
     #: Called as ``model(batch, generator)`` with the result of `batch`; returns a `Step`. It holds the estimator.
     model: torch.nn.Module
-    #: Steps per epoch.
-    n_steps: int
-    #: How many examples of a step count their calls.
-    n_calls_per_step: int
-    #: The digest of each data file.
-    data_files: Mapping[str, str]
+    n_steps: int  # per epoch
+    n_calls_per_step: int  # examples of a step that count their calls
+    data_files: Mapping[str, str]  # the digest of each data file
 
     @classmethod
     def criterion_of(cls, method: str) -> str:
@@ -130,9 +121,9 @@ class AbstractExperiment(ABC):
         """Whether all steps do the same work except for the sizes of supports, so that a GPU can capture them."""
         return True
 
-    @abstractmethod
     def optimiser(self) -> torch.optim.Optimizer:
         """A new optimiser of the model's parameters."""
+        return adam(self.model, self.args.lr, getattr(self.args, "weight_decay", 0.0))
 
     def start(self, say: Callable[[str], None]) -> None:  # noqa: B027  (most have nothing to do)
         """Run what comes before the first epoch, such as a warm start; ``say`` prints progress."""
@@ -146,8 +137,8 @@ class AbstractExperiment(ABC):
         """The tensors of step i."""
 
     @abstractmethod
-    def measure(self, generator: torch.Generator, split: str, limit: int | None) -> Totals:
-        """Metrics of each example of a split, or of its first ``limit`` examples."""
+    def measures(self, generator: torch.Generator, split: str, limit: int | None) -> Iterator[Mapping[str, Tensor]]:
+        """Metrics of each example of a split, or of its first ``limit`` examples, in batches: (n,) each."""
 
     @torch.no_grad()
     def validate(
@@ -155,7 +146,8 @@ class AbstractExperiment(ABC):
     ) -> dict[str, float]:
         """Mean metrics of the model on validation or test data, in evaluation mode."""
         self.model.eval()
-        return self.measure(generator, split, limit).means()
+        metrics = means_and_errors(self.measures(generator, split, limit))
+        return {name: value for name, value in metrics.items() if not name.endswith("_se")}
 
     @torch.no_grad()
     def evaluate(
@@ -168,15 +160,9 @@ class AbstractExperiment(ABC):
         n_annealed: int = 0,
         progress: Callable[[float], None] | None = None,
     ) -> dict[str, float]:
-        """Metrics of a trained model, with standard errors under names that end in ``_se``.
+        """Metrics of a trained model, with standard errors; samples are of importance sampling, where that is used.
 
-        Args:
-            generator: the source of all noise.
-            split: the part of the data.
-            limit: use at most this many examples.
-            n_samples: samples of importance sampling, where that is used.
-            n_annealed: how many examples to estimate by annealed importance sampling, too.
-            progress: called with the fraction that is done, from 0 to 1.
+        ``n_annealed`` examples are estimated by annealed importance sampling, too; ``progress`` receives the fraction done.
         """
         self.model.eval()
-        return self.measure(generator, split, limit).means_and_errors()
+        return means_and_errors(self.measures(generator, split, limit))

@@ -33,11 +33,7 @@ def printable(text: str) -> str:
 
 
 def write_bytes(path: pathlib.Path, content: bytes) -> None:
-    """Write a file so that a reader, or a crash at any moment, finds the old content or the new one, and nothing else.
-
-    Raises:
-        OSError: if it cannot be written; it names this file, and not the temporary one.
-    """
+    """Write a file so that a reader, or a crash at any moment, finds the old content or the new one, and nothing else."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_TEMPORARY}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,12 +69,7 @@ def append_line(path: pathlib.Path, content: Any) -> None:
 
 
 def read_bytes(path: pathlib.Path, max_bytes: int = _MAX_BYTES) -> bytes:
-    """The content of a regular file.
-
-    Raises:
-        OSError: if there is no such file.
-        ValueError: if it is a device, a pipe or a folder, which could be read forever, or larger than anything written here.
-    """
+    """The content of a regular file: a device or a pipe could be read forever."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{path} is not a regular file")
@@ -88,11 +79,7 @@ def read_bytes(path: pathlib.Path, max_bytes: int = _MAX_BYTES) -> bytes:
 
 
 def read_json(path: pathlib.Path) -> Any:
-    """The content of a JSON file.
-
-    Raises:
-        ValueError: if it is not JSON; the message names the file.
-    """
+    """The content of a JSON file."""
     return parse_json(read_bytes(path), str(path))
 
 
@@ -114,11 +101,7 @@ def write_tensors(path: pathlib.Path, content: dict[str, Any]) -> None:
 
 
 def read_tensors(path: pathlib.Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Read what `write_tensors` wrote, with its checksums; nothing else is unpickled.
-
-    Raises:
-        ValueError: if it is anything else; the message names the file.
-    """
+    """Read what `write_tensors` wrote, with its checksums; nothing else is unpickled."""
     import torch
 
     content = read_bytes(path, max_bytes=2**40)

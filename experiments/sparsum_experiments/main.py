@@ -7,11 +7,7 @@ from typing import NoReturn
 
 
 def main(words: list[str] | None = None) -> NoReturn:
-    """Run a command and exit: 0 if it succeeded, 1 if a run diverged, 2 for a wrong use, 130 if it was stopped.
-
-    Args:
-        words: what comes after ``sparsum``; by default what was typed.
-    """
+    """Run a command and exit: 0 if it succeeded, 1 if a run diverged, 2 for a wrong use, 130 if it was stopped."""
     try:
         _run(words)
     except KeyboardInterrupt:  # also while modules are imported

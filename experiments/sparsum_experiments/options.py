@@ -14,12 +14,15 @@ import pathlib
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pydantic
 
 from sparsum_experiments.errors import UsageError
 
+#: Details of the options of all Gumbel methods, and of the number of epochs, whatever its default.
+_GUMBEL: dict[str, Any] = {"methods": ("gumbel", "st-gumbel", "st-gumbel-mode"), "changes_cost": False}
+EPOCHS: dict[str, Any] = {"ge": 1, "le": 2**60, "free_on_resume": True, "changes_cost": False, "is_main": True}
 #: The largest size of a network or a structure: more would not fit into memory, whatever a file says.
 MAX_SIZE = 2**16
 
@@ -69,11 +72,7 @@ class Option:
         return method not in self.ignored_by and (self.methods is None or method in self.methods)
 
     def parse(self, text: str) -> Any:
-        """The value that a text stands for.
-
-        Raises:
-            UsageError: if it stands for none.
-        """
+        """The value that a text stands for."""
         try:
             return pydantic.TypeAdapter(self.kind).validate_strings(text)
         except pydantic.ValidationError as error:
@@ -109,27 +108,12 @@ class CommonArgs(pydantic.BaseModel):
     method: str = pydantic.Field(description="How the sum over the latent variable is computed.")
     data: str = option("digits", "A data set (see 'sparsum data list') or a folder.")
     data_dir: str = option("data", "The folder of all data sets.", free_on_resume=True, changes_cost=False, is_place=True)
-    epochs: int = option(
-        100, "Passes over the training data.", ge=1, le=2**60, free_on_resume=True, changes_cost=False, is_main=True
-    )
+    epochs: int = option(100, "Passes over the training data.", **EPOCHS)
     seed: int = option(0, "Seed of the weights and all noise.", ge=-(2**63), lt=2**63, changes_cost=False, is_place=True)
     lr: float = option(1e-3, "Learning rate of Adam.", ge=0, changes_cost=False, is_main=True)
     batch_size: int = option(64, "Examples per step.", ge=1, is_main=True)
-    temperature_decay: float = option(
-        1e-5,
-        "r in the temperature max(0.5, exp(-r t)).",
-        ge=0,
-        methods=("gumbel", "st-gumbel", "st-gumbel-mode"),
-        changes_cost=False,
-    )
-    temperature_every: int = option(
-        1000,
-        "Steps between changes of the temperature.",
-        ge=1,
-        le=2**60,
-        methods=("gumbel", "st-gumbel", "st-gumbel-mode"),
-        changes_cost=False,
-    )
+    temperature_decay: float = option(1e-5, "r in the temperature max(0.5, exp(-r t)).", ge=0, **_GUMBEL)
+    temperature_every: int = option(1000, "Steps between changes of the temperature.", ge=1, le=2**60, **_GUMBEL)
     device: Literal["auto", "cpu", "cuda"] = option(
         "auto", "Where to compute; auto takes a GPU if there is one.", free_on_resume=True, is_place=True
     )
@@ -161,12 +145,24 @@ def config_digest(args: CommonArgs) -> str:
 @functools.lru_cache
 def options_of(kind: type[CommonArgs]) -> dict[str, Option]:
     """The options of an experiment by name, all fields of its Args but the method."""
-    found = {}
-    for name, field in kind.model_fields.items():
-        if name != "method":
-            about = dict(typing.cast("dict[str, Any]", field.json_schema_extra))
-            found[name] = Option(name, field.annotation, field.default, field.description or "", **about)
-    return found
+    return {
+        name: Option(name, field.annotation, field.default, field.description or "", **cast("Any", field.json_schema_extra))
+        for name, field in kind.model_fields.items()
+        if name != "method"
+    }
+
+
+_WANTED = {
+    "greater_than": "greater than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+    "literal_error": "one of {expected}",
+    "int_type": "an integer",
+    "float_type": "a number",
+    "string_type": "text",
+    "finite_number": "a finite number",
+}
 
 
 def explain(error: pydantic.ValidationError, name: Callable[[str], str] = as_flag) -> str:
@@ -181,17 +177,7 @@ def _sentence(error: dict[str, Any], name: Callable[[str], str]) -> str:
         return str(context["error"])
     if error["type"] in {"missing", "extra_forbidden"}:
         return f"{place} is {'missing' if error['type'] == 'missing' else 'unknown'}"
-    wanted = {
-        "greater_than": "greater than {gt}",
-        "greater_than_equal": "at least {ge}",
-        "less_than": "less than {lt}",
-        "less_than_equal": "at most {le}",
-        "literal_error": "one of {expected}",
-        "int_type": "an integer",
-        "float_type": "a number",
-        "string_type": "text",
-        "finite_number": "a finite number",
-    }.get(error["type"])
+    wanted = _WANTED.get(error["type"])
     seen = repr(error["input"])
     seen = seen if len(seen) <= 80 else f"{seen[:77]}..."
     text = f"must be {wanted.format(**context)}" if wanted else error["msg"][:1].lower() + error["msg"][1:]

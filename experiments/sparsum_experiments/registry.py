@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import functools
-import importlib
 import importlib.resources
 import pathlib
+import pkgutil
 import tomllib
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pydantic
 
@@ -29,9 +29,9 @@ EXPERIMENTS = {
 }
 # Imported on demand.
 _CLASSES = {
-    "ssvae": ("sparsum_experiments.ssvae", "SemisupervisedVAE"),
-    "signal-game": ("sparsum_experiments.signal_game", "SignalGame"),
-    "bitvector-vae": ("sparsum_experiments.bitvector_vae", "BitvectorVAE"),
+    "ssvae": "ssvae:SemisupervisedVAE",
+    "signal-game": "signal_game:SignalGame",
+    "bitvector-vae": "bitvector_vae:BitvectorVAE",
 }
 
 NAMES = tuple(EXPERIMENTS)
@@ -41,9 +41,7 @@ def experiment_class(name: str) -> type[AbstractExperiment]:
     """The class of an experiment."""
     if name not in _CLASSES:
         raise UsageError(f"there is no experiment {name!r}{hint(name, NAMES)}")
-    module, kind = _CLASSES[name]
-    found: type[AbstractExperiment] = getattr(importlib.import_module(module), kind)
-    return found
+    return cast("type[AbstractExperiment]", pkgutil.resolve_name(f"sparsum_experiments.{_CLASSES[name]}"))
 
 
 def experiment_options(name: str) -> dict[str, Option]:
@@ -55,10 +53,6 @@ def make_args(name: str, method: str, options: dict[str, Any]) -> CommonArgs:
     """The config of a run: the experiment's defaults, the method's presets, and the given options.
 
     Options that are None were not given.
-
-    Raises:
-        UsageError: if the experiment, the method or an option does not exist.
-        ValueError: if a value is wrong, or does not go with the method.
     """
     check_method(name, method)
     given = {key: value for key, value in options.items() if value is not None}
@@ -68,27 +62,18 @@ def make_args(name: str, method: str, options: dict[str, Any]) -> CommonArgs:
             raise UsageError(f"{as_flag(key)} is not an option of {name}")
     special = [f"bits-{given.get('bits', known['bits'].default)}"] if "bits" in known else []
     tables = [_presets(name).get(part, {}) for part in ("all", method)]
-    preset: dict[str, Any] = {}
-    for table in tables:
-        preset |= {key: value for key, value in table.items() if not isinstance(value, dict)}
     data = pathlib.Path(given.get("data", known["data"].default)).name  # a folder has the presets of its name
-    for key in (*special, data):  # the more special, the later
-        for table in tables:
-            found = table.get(key)
-            preset |= found if isinstance(found, dict) else {}
+    tables += [table.get(key) for key in (*special, data) for table in tables]  # the more special, the later
+    presets = [table.items() for table in tables if isinstance(table, dict)]
+    preset = {key: value for items in presets for key, value in items if not isinstance(value, dict)}
     return _checked(name, {"method": method} | preset | given)
 
 
 def restore_args(name: str, saved: dict[str, Any], file: pathlib.Path) -> CommonArgs:
-    """The config that a run was started with.
-
-    Raises:
-        ValueError: if it is not one of this experiment; the message names the file.
-    """
+    """The config that a run was started with."""
     try:
         check_method(name, str(saved.get("method")))
-        unknown = set(saved) - set(experiment_options(name)) - {"method"}
-        if unknown:
+        if unknown := set(saved) - set(experiment_options(name)) - {"method"}:
             raise UsageError(f"unknown option {', '.join(sorted(unknown))} of {name}; was the run made by a newer version?")
         return _checked(name, saved)
     except ValueError as error:
@@ -130,7 +115,7 @@ def uses(name: str, method: str, option: str) -> bool:
 
 def place_options(name: str) -> set[str]:
     """The options that say where a run was made or which seed it had, and not what it computes."""
-    return {option.name for option in experiment_options(name).values() if option.is_place}
+    return {key for key, option in experiment_options(name).items() if option.is_place}
 
 
 def make_experiment(name: str, args: CommonArgs, device: torch.device) -> AbstractExperiment:

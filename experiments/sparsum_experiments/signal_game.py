@@ -7,7 +7,7 @@ symbol, and picks an image. The loss of a symbol is -log p(y | images, z), where
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -17,10 +17,10 @@ from torch.distributions import Distribution
 import sparsum as sp
 from sparsum.segments import Segments
 from sparsum_experiments.data import Features, Games, draw_games, load_games
-from sparsum_experiments.experiment import AbstractExperiment, Step, Totals, temperature_of
+from sparsum_experiments.experiment import CATEGORICAL, AbstractExperiment, Step
 from sparsum_experiments.models.estimators import ZeroOne
-from sparsum_experiments.models.layers import ScalarMap, adam
-from sparsum_experiments.options import MAX_SIZE, CommonArgs, option
+from sparsum_experiments.models.layers import ScalarMap
+from sparsum_experiments.options import EPOCHS, MAX_SIZE, CommonArgs, option
 from sparsum_experiments.seeds import generator_for, with_seed
 
 _N_EVALUATED = {"validation": 1024, "test": 10_000}
@@ -32,16 +32,8 @@ _MANY = 16
 class Args(CommonArgs):
     """The options of this experiment."""
 
-    epochs: int = option(
-        500,
-        "Epochs of steps-per-epoch batches of new games.",
-        ge=1,
-        le=2**60,
-        free_on_resume=True,
-        changes_cost=False,
-        is_main=True,
-    )
     data: str = option("digits", "The digits, or a folder of features (see 'sparsum data features').")
+    epochs: int = option(500, "Epochs of steps-per-epoch batches of new games.", **EPOCHS)
     steps_per_epoch: int = option(100, "Batches of games per epoch.", ge=1, le=MAX_SIZE)
     entropy: float = option(0.1, "Coefficient of the entropy bonus.", changes_cost=False, is_main=True)
     n_symbols: int = option(256, "Number of symbols.", ge=1, le=MAX_SIZE)
@@ -56,15 +48,7 @@ class Args(CommonArgs):
 
 
 ESTIMATORS: dict[str, Callable[[Args, int], sp.estimators.AbstractEstimator | ZeroOne]] = {
-    "sparse": lambda _, __: sp.estimators.Sparse(),
-    "dense": lambda _, __: sp.estimators.Dense(),
-    "entmax15": lambda _, __: sp.estimators.Sparse(1.5),
-    "sfe": lambda _, __: sp.estimators.ScoreFunction(),
-    "sfe-plus": lambda _, __: sp.estimators.SelfCritic(),
-    "nvil": lambda _, n_features: sp.estimators.NVIL(n_features),
-    "sum-and-sample": lambda args, _: sp.estimators.SumAndSample(args.k),
-    "gumbel": lambda args, _: sp.estimators.GumbelSoftmax(temperature_of(args)),
-    "st-gumbel": lambda args, _: sp.estimators.StraightThrough(temperature_of(args)),
+    **CATEGORICAL,
     "sfe-01": lambda args, _: ZeroOne(args.entropy, is_self_critic=False),
     "sfe-plus-01": lambda args, _: ZeroOne(args.entropy, is_self_critic=True),
 }
@@ -154,24 +138,12 @@ class Play(NamedTuple):
         return self.outcome(self.scores.argmax(-1), torch.arange(len(self.target), device=self.target.device))[1]
 
 
-class _Rights:
-    """Records which symbols succeed while their losses are computed, so that the receiver is not called again."""
-
-    def kept_by(self, play: Play) -> Callable[[Tensor, Tensor], Tensor]:
-        """The loss of symbols in their games; calling it records their success."""
-
-        def loss(z: Tensor, row: Tensor) -> Tensor:
-            values, self.is_right = play.outcome(z, row)
-            return values
-
-        return loss
-
-    def expected(self, pi: Distribution) -> Tensor:
-        """The probability that a symbol sampled from the sender succeeds: (n_games,)."""
-        if isinstance(pi, sp.SparseDistribution):
-            expected: Tensor = pi.expect(lambda z, row: self.is_right)
-            return expected
-        return (pi.mean * self.is_right.reshape(pi.mean.shape)).sum(-1)  # Dense evaluates all symbols, game by game
+def _expected_success(pi: Distribution, is_right: Tensor) -> Tensor:
+    """The probability that a symbol sampled from the sender succeeds, of whether each of its symbols does: (n_games,)."""
+    if isinstance(pi, sp.SparseDistribution):
+        expected: Tensor = pi.expect(lambda z, row: is_right)
+        return expected
+    return (pi.mean * is_right.reshape(pi.mean.shape)).sum(-1)  # Dense evaluates all symbols, game by game
 
 
 class Model(torch.nn.Module):
@@ -196,23 +168,27 @@ class Model(torch.nn.Module):
 
     def forward(self, batch: Mapping[str, Tensor], generator: torch.Generator) -> Step:
         """The loss of a step."""
-        play, rights = self.play(batch), _Rights()
-        estimate = self._estimate(play, rights, generator)
+        play, is_right = self.play(batch), list[Tensor]()
+
+        def loss(z: Tensor, row: Tensor) -> Tensor:
+            values, found = play.outcome(z, row)
+            is_right.append(found)  # so that the receiver is not called again
+            return values
+
+        if isinstance(self.estimator, ZeroOne):
+            estimate = self.estimator(play.scores, play.answer, play.target, generator)
+        else:
+            symbols = sp.OneOf(play.scores.shape[-1])
+            estimate = self.estimator(play.scores, symbols, loss, context=play.seen, generator=generator)
         entropy = estimate.distribution.entropy()
         terms = {"loss": estimate.value, "entropy": entropy.detach()}
         with torch.no_grad():
             terms["success"] = play.success()
             if isinstance(self.estimator, sp.estimators.Sparse | sp.estimators.Dense):
-                terms["expected_success"] = rights.expected(estimate.distribution)
+                terms["expected_success"] = _expected_success(estimate.distribution, is_right[-1])
         objective = (estimate.surrogate - self.entropy * entropy).mean()
         means = torch.stack(list(terms.values())).mean(-1)  # in one launch
         return Step(objective, dict(zip(terms, means.unbind(), strict=True)), estimate.calls)
-
-    def _estimate(self, play: Play, rights: _Rights, generator: torch.Generator) -> sp.estimators.Estimate:
-        if isinstance(self.estimator, ZeroOne):
-            return self.estimator(play.scores, play.answer, play.target, generator)
-        symbols = sp.OneOf(play.scores.shape[-1])
-        return self.estimator(play.scores, symbols, rights.kept_by(play), context=play.seen, generator=generator)
 
     def distribution(self, play: Play) -> sp.SparseDistribution:
         """The sender's distribution pi over the symbols with nonzero probability."""
@@ -244,10 +220,6 @@ class SignalGame(AbstractExperiment):
         self.n_steps, self.n_calls_per_step = args.steps_per_epoch, args.batch_size
         self.model: Model = with_seed(lambda: Model(args, self.games.n_features), args.seed, "weights").to(device)
 
-    def optimiser(self) -> torch.optim.Optimizer:
-        """Adam."""
-        return adam(self.model, self.args.lr)
-
     def start_epoch(self, generator: torch.Generator) -> Tensor:
         """Draw new games of training images: (n_images + 1, n_games), the images and the index of the sender's."""
         n_games = self.n_steps * self.args.batch_size
@@ -259,12 +231,10 @@ class SignalGame(AbstractExperiment):
         games = order[:, i * self.args.batch_size : (i + 1) * self.args.batch_size].t()
         return {"images": self.games.train.x[games[:, :-1]], "target": games[:, -1]}
 
-    def measure(self, generator: torch.Generator, split: str, limit: int | None) -> Totals:
+    def measures(self, generator: torch.Generator, split: str, limit: int | None) -> Iterator[Mapping[str, Tensor]]:
         """Success, and expectations under the sender's distribution, on games that are the same for all runs."""
         features: Features = getattr(self.games, split)
         drawn = draw_games(features, _N_EVALUATED[split], self.games.n_images, generator_for(self.device, 0, "games", split))
         chunks = zip(*(part[:limit].split(_EVALUATED_AT_ONCE[self.device.type]) for part in drawn), strict=True)
-        totals = Totals()
         for images, target in chunks:
-            totals.add(self.model.measures({"images": features.x[images], "target": target}))
-        return totals
+            yield self.model.measures({"images": features.x[images], "target": target})

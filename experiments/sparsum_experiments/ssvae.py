@@ -6,11 +6,12 @@ The loss of unlabelled images is an expectation over z.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,10 +20,10 @@ from torch.nn import functional
 import sparsum as sp
 from sparsum_experiments.data import Images, Split, load_images
 from sparsum_experiments.errors import DivergedError
-from sparsum_experiments.experiment import AbstractExperiment, Step, Totals, temperature_of
+from sparsum_experiments.experiment import CATEGORICAL, AbstractExperiment, Step
 from sparsum_experiments.models.cache import cached
 from sparsum_experiments.models.layers import adam, perceptron
-from sparsum_experiments.options import MAX_SIZE, CommonArgs, option
+from sparsum_experiments.options import EPOCHS, MAX_SIZE, CommonArgs, option
 from sparsum_experiments.seeds import generator_for, with_seed
 
 N_CLASSES = 10
@@ -39,15 +40,7 @@ _NOT_WARM |= {"precision", "warm_epochs", "k"}
 class Args(CommonArgs):
     """The options of this experiment."""
 
-    epochs: int = option(
-        200,
-        "Passes over the unlabelled images, the labelled ones cycling.",
-        ge=1,
-        le=2**60,
-        free_on_resume=True,
-        changes_cost=False,
-        is_main=True,
-    )
+    epochs: int = option(200, "Passes over the unlabelled images, the labelled ones cycling.", **EPOCHS)
     warm_epochs: int | None = option(
         None, "Passes over the labelled images before the main training. [100; digits 10]", ge=0, changes_cost=False
     )
@@ -55,31 +48,6 @@ class Args(CommonArgs):
     weight_decay: float = option(1e-5, "Weight decay of Adam.", ge=0, changes_cost=False)
     k: int = option(1, "Classes that are summed exactly.", ge=1, le=MAX_SIZE, methods=("sum-and-sample",), is_main=True)
     latent: int = option(8, "Size of the Gaussian h.", ge=1, le=MAX_SIZE)
-
-
-ESTIMATORS: dict[str, Callable[[Args, int], sp.estimators.AbstractEstimator]] = {
-    "sparse": lambda args, n_pixels: sp.estimators.Sparse(),
-    "dense": lambda args, n_pixels: sp.estimators.Dense(),
-    "entmax15": lambda args, n_pixels: sp.estimators.Sparse(1.5),
-    "sfe": lambda args, n_pixels: sp.estimators.ScoreFunction(),
-    "sfe-plus": lambda args, n_pixels: sp.estimators.SelfCritic(),
-    "nvil": lambda args, n_pixels: sp.estimators.NVIL(n_pixels),
-    "sum-and-sample": lambda args, n_pixels: sp.estimators.SumAndSample(args.k),
-    "gumbel": lambda args, n_pixels: sp.estimators.GumbelSoftmax(temperature_of(args)),
-    "st-gumbel": lambda args, n_pixels: sp.estimators.StraightThrough(temperature_of(args)),
-}
-
-
-class Parts(NamedTuple):
-    """The terms of the negative ELBO of (x, z), without log p(z) and the entropy of pi: (n,) each."""
-
-    distortion: Tensor  # -log p(x | z, h)
-    divergence: Tensor  # KL divergence of q(h | x, z) from the standard Gaussian
-
-    @property
-    def total(self) -> Tensor:
-        """Their sum."""
-        return self.distortion + self.divergence
 
 
 class Model(torch.nn.Module):
@@ -97,22 +65,24 @@ class Model(torch.nn.Module):
         self.classifier = perceptron(n_pixels, 256, 256, 256, N_CLASSES)
         self.inference = perceptron(n_pixels + N_CLASSES, 128, 128, 2 * args.latent)
         self.generative = perceptron(args.latent + N_CLASSES, 128, 128, n_pixels)
-        self.estimator = ESTIMATORS[args.method](args, n_pixels)
-        self.classification_loss = {
-            "sparse": sp.sparsemax_loss,
-            "entmax15": sp.entmax15_loss,
-        }.get(args.method, functional.cross_entropy)
+        self.estimator = CATEGORICAL[args.method](args, n_pixels)
+        self.classification_loss = {"sparse": sp.sparsemax_loss, "entmax15": sp.entmax15_loss}.get(
+            args.method, functional.cross_entropy
+        )
 
-    def parts(self, x: Tensor, z: Tensor, generator: torch.Generator) -> Parts:
-        """The negative ELBO of images (n, n_pixels) and classes, as indices or (relaxed) vectors, with one sample of h."""
+    def negative_elbo(self, x: Tensor, z: Tensor, generator: torch.Generator) -> Tensor:
+        """That of (x, z) with one sample of h, without log p(z) and the entropy of pi: (n,).
+
+        The images have shape (n, n_pixels); the classes are indices or (relaxed) vectors.
+        """
         z = _as_vectors(z)
         mean, log_std = self.inference(torch.cat([x, z], -1)).chunk(2, -1)
         noise = torch.randn(mean.shape, dtype=mean.dtype, device=mean.device, generator=generator)
         h = mean + log_std.exp() * noise
         logits = self.generative(torch.cat([h, z.to(h.dtype)], -1))
         distortion = functional.binary_cross_entropy_with_logits(logits, x.to(logits.dtype), reduction="none").sum(-1)
-        divergence = 0.5 * (mean.square() + (2 * log_std).exp() - 1 - 2 * log_std).sum(-1)
-        return Parts(distortion, divergence)
+        divergence: Tensor = 0.5 * (mean.square() + (2 * log_std).exp() - 1 - 2 * log_std).sum(-1)
+        return distortion + divergence
 
     def both(
         self, x: Tensor, y: Tensor, scores: Tensor, generator: torch.Generator
@@ -125,9 +95,9 @@ class Model(torch.nn.Module):
 
         def loss(z: Tensor, row: Tensor) -> Tensor:
             if labelled:  # some estimators evaluate the loss more than once
-                return self.parts(x[n:][row], z, generator).total
+                return self.negative_elbo(x[n:][row], z, generator)
             every = torch.cat([torch.arange(n, device=x.device), n + row])
-            found = self.parts(x[every], torch.cat([_as_vectors(y), _as_vectors(z)]), generator).total
+            found = self.negative_elbo(x[every], torch.cat([_as_vectors(y), _as_vectors(z)]), generator)
             labelled.append(found[:n])
             return found[n:]
 
@@ -140,7 +110,7 @@ class Model(torch.nn.Module):
         n = len(y)
         scores = self.classifier(x)  # in one call: small matrix products cost little less than large ones
         if len(x) == n:
-            negative_elbo, estimate = self.parts(x, y, generator).total, None
+            negative_elbo, estimate = self.negative_elbo(x, y, generator), None
         else:
             negative_elbo, estimate = self.both(x, y, scores[n:], generator)
         negative_elbo = negative_elbo + math.log(N_CLASSES)
@@ -148,8 +118,8 @@ class Model(torch.nn.Module):
         is_right = scores[:n].argmax(-1) == y
         labelled = (negative_elbo + classification).mean()
         if estimate is None:
-            terms = {"classification": classification.mean(), "accuracy": is_right.float().mean()}
-            return Step(labelled, _detached(terms), torch.ones_like(y))
+            terms = {"classification": classification.detach().mean(), "accuracy": is_right.float().mean()}
+            return Step(labelled, terms, torch.ones_like(y))
         entropy = estimate.distribution.entropy()
         unlabelled = (estimate.surrogate - entropy).mean() + math.log(N_CLASSES)
         terms = {
@@ -169,15 +139,11 @@ def _as_vectors(z: Tensor) -> Tensor:
     return z if z.is_floating_point() else functional.one_hot(z, N_CLASSES).float()
 
 
-def _detached(terms: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.detach() for name, value in terms.items()}
-
-
 class SemisupervisedVAE(AbstractExperiment):
     """The first experiment of the paper."""
 
     name: ClassVar[str] = "ssvae"
-    methods: ClassVar[tuple[str, ...]] = tuple(ESTIMATORS)
+    methods: ClassVar[tuple[str, ...]] = tuple(CATEGORICAL)
     criterion: ClassVar[str] = "elbo"
     judges: ClassVar[Mapping[str, int]] = {"accuracy": 1}
     args_class: ClassVar[type[CommonArgs]] = Args
@@ -199,10 +165,6 @@ class SemisupervisedVAE(AbstractExperiment):
         weight = len(self.unlabelled) / len(self.labelled)
         self.model: Model = with_seed(lambda: Model(args, train.x.shape[1], weight), args.seed, "weights").to(device)
 
-    def optimiser(self) -> torch.optim.Optimizer:
-        """Adam."""
-        return adam(self.model, self.args.lr, self.args.weight_decay)
-
     def start(self, say: Callable[[str], None]) -> None:
         """The warm start: train on the labelled images only, or load the cached weights."""
         n_epochs = self.args.warm_epochs
@@ -210,20 +172,17 @@ class SemisupervisedVAE(AbstractExperiment):
             n_epochs = 10 if self.images.name == "digits" else 100
         if n_epochs == 0:
             return
-        weights = cached("ssvae", self._warm_settings(n_epochs), lambda: self._warm_weights(n_epochs, say), say, self.device)
-        for name in _WARM_NETWORKS:
-            getattr(self.model, name).load_state_dict(weights[name])
-
-    def _warm_settings(self, n_epochs: int) -> dict[str, Any]:
-        """All that the weights of the warm start depend on: every option except those that make no difference to it."""
         digest = hashlib.blake2b(self.images.train.x[self.labelled].cpu().numpy().tobytes(), digest_size=10)
-        return self.args.model_dump(exclude=_NOT_WARM) | {
+        settings = self.args.model_dump(exclude=_NOT_WARM) | {  # everything that the weights depend on
             "version": _WARM_VERSION,
             "data": [self.images.name, len(self.labelled), digest.hexdigest()],
             "loss": self.model.classification_loss.__name__,
             "epochs": n_epochs,
             "device": self.device.type,
         }
+        weights = cached("ssvae", settings, lambda: self._warm_weights(n_epochs, say), say, self.device)
+        for name in _WARM_NETWORKS:
+            getattr(self.model, name).load_state_dict(weights[name])
 
     def _warm_weights(self, n_epochs: int, say: Callable[[str], None]) -> dict[str, Any]:
         """Train on the labelled images; of all seeds, the weights depend on ``warm_seed`` only."""
@@ -233,9 +192,13 @@ class SemisupervisedVAE(AbstractExperiment):
         optimiser = adam(model, _WARM_LR, args.weight_decay)
         shown_at = time.monotonic()
         for epoch in range(n_epochs):
-            generator, batches = self.warm_batches(epoch)
-            for batch in batches:
-                step = model(batch, generator)
+            generator = generator_for(self.device, args.warm_seed, "warm", epoch)
+            order = torch.randperm(len(self.labelled), generator=generator, device=self.device)
+            parts = self.labelled[order].split(args.batch_size)
+            # All are binarised before the first step: the noise of an epoch has this order.
+            images = [self.binarised(self.images.train.x[part], generator) for part in parts]
+            for x, part in zip(images, parts, strict=True):
+                step = model({"x": x, "y": self.images.train.y[part]}, generator)
                 optimiser.zero_grad(set_to_none=True)
                 step.objective.backward()
                 optimiser.step()
@@ -250,10 +213,8 @@ class SemisupervisedVAE(AbstractExperiment):
         """The indices of labelled images, which cycle, and of unlabelled images, both in random order: (2, n)."""
         n = self.n_steps * self.args.batch_size
         order = torch.randperm(len(self.unlabelled), generator=generator, device=self.device)[:n]
-        n_rounds = -(-n // len(self.labelled))
-        keys = torch.rand(n_rounds, len(self.labelled), generator=generator, device=self.device)
-        cycled = keys.argsort(-1).reshape(-1)[:n]
-        return torch.stack([self.labelled[cycled], self.unlabelled[order]])
+        keys = torch.rand(-(-n // len(self.labelled)), len(self.labelled), generator=generator, device=self.device)
+        return torch.stack([self.labelled[keys.argsort(-1).reshape(-1)[:n]], self.unlabelled[order]])
 
     def batch(self, order: Tensor, i: int, generator: torch.Generator) -> Mapping[str, Tensor]:
         """The images of step i, with a new random binarisation."""
@@ -266,37 +227,22 @@ class SemisupervisedVAE(AbstractExperiment):
         noise = torch.rand(x.shape, generator=generator, device=self.device)
         return (noise * (self.images.n_levels - 1) < x).float()
 
-    def measure(self, generator: torch.Generator, split: str, limit: int | None) -> Totals:
-        """The accuracy of the most probable class, and the ELBO without labels, by an exact sum over z."""
+    def measures(self, generator: torch.Generator, split: str, limit: int | None) -> Iterator[Mapping[str, Tensor]]:
+        """The accuracy of the most probable class, and the ELBO without labels, by an exact sum over z.
+
+        The sum is under the method's own posterior, over all classes with nonzero probability.
+        """
         part: Split = getattr(self.images, split)
-        x, y = part.x[:limit], part.y[:limit]
-        totals = Totals()
-        n_each = _EVALUATED_AT_ONCE[self.device.type]
-        for begin in range(0, len(x), n_each):
-            chunk = slice(begin, begin + n_each)
-            totals.add(self._measures(self.binarised(x[chunk], generator), y[chunk], generator))
-        return totals
-
-    def _measures(self, x: Tensor, y: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-        """Metrics of each image under the method's own posterior, summed over all classes with nonzero probability."""
-        scores = self.model.classifier(x)
         exact = self.model.estimator if isinstance(self.model.estimator, sp.estimators.Sparse) else sp.estimators.Dense()
+        n_each = _EVALUATED_AT_ONCE[self.device.type]
+        for grey, y in zip(part.x[:limit].split(n_each), part.y[:limit].split(n_each), strict=True):
+            x = self.binarised(grey, generator)
+            scores = self.model.classifier(x)
+            loss = functools.partial(self._loss, x, generator)
+            estimate = exact(scores, sp.OneOf(N_CLASSES), loss, generator=generator)
+            entropy, accuracy = estimate.distribution.entropy(), (scores.argmax(-1) == y).double()
+            elbo = -(estimate.value - entropy) - math.log(N_CLASSES)
+            yield {"elbo": elbo, "accuracy": accuracy, "entropy": entropy, "calls": estimate.calls}
 
-        def loss(z: Tensor, row: Tensor) -> Tensor:
-            return sum(self.model.parts(x[row], z, generator), torch.zeros((), device=x.device))
-
-        estimate = exact(scores, sp.OneOf(N_CLASSES), loss, generator=generator)
-        entropy = estimate.distribution.entropy()
-        elbo = -(estimate.value - entropy) - math.log(N_CLASSES)
-        calls = estimate.calls
-        return {"elbo": elbo, "accuracy": (scores.argmax(-1) == y).double(), "entropy": entropy, "calls": calls}
-
-    def warm_batches(self, epoch: int) -> tuple[torch.Generator, list[Mapping[str, Tensor]]]:
-        """The generator and batches of an epoch of the warm start."""
-        generator = generator_for(self.device, self.args.warm_seed, "warm", epoch)
-        order = torch.randperm(len(self.labelled), generator=generator, device=self.device)
-        chosen = self.labelled[order]
-        return generator, [
-            {"x": self.binarised(self.images.train.x[part], generator), "y": self.images.train.y[part]}
-            for part in chosen.split(self.args.batch_size)
-        ]
+    def _loss(self, x: Tensor, generator: torch.Generator, z: Tensor, row: Tensor) -> Tensor:
+        return self.model.negative_elbo(x[row], z, generator)

@@ -32,20 +32,7 @@ def record_runs(
     latent: bool = False,
     data_dir: str | None = None,
 ) -> list[str]:
-    """Record all runs in or below some folders; returns a line for each file that was written.
-
-    Args:
-        places: the folders.
-        out: the folder of the records.
-        variant: how these runs differ from others of the same method, in a word.
-        latent: whether to keep what the latent variables of each setting's first seed learned, too.
-        data_dir: the folder of all data sets for that; by default that of each run's config.
-
-    Raises:
-        ValueError: if there is no run; if one cannot be read, is not finished or not evaluated; if two runs of different
-            settings would have the same record, one of which may exist already; if a latent view cannot be made. Then
-            nothing is written.
-    """
+    """Record all runs in or below some folders; returns a line for each file that was written."""
     if variant and not re.fullmatch(r"[a-z0-9][a-z0-9.-]{0,99}", variant):
         raise UsageError(f"--variant must be up to 100 lower-case letters, digits, dots and hyphens, got {variant!r}")
     if out.exists() and not out.is_dir():

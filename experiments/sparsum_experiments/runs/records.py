@@ -31,11 +31,7 @@ def records_file(folder: pathlib.Path, experiment: str) -> pathlib.Path:
 
 
 def read_records(file: pathlib.Path, max_bytes: int = MAX_BYTES) -> tuple[list[Record], list[str]]:
-    """All records of a file, and a sentence for each line that is not one.
-
-    Raises:
-        ValueError: if it is not a gzip file; the message names it.
-    """
+    """All records of a file, and a sentence for each line that is not one."""
     records, problems = [], []
     for number, line in enumerate(_unpacked(file, max_bytes).splitlines(), start=1):
         where = f"line {number} of {file}"

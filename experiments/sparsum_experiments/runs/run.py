@@ -6,15 +6,12 @@ import pathlib
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
-import pydantic
-
-from sparsum_experiments.options import explain
 from sparsum_experiments.registry import place_options
 from sparsum_experiments.runs.folder import RunFolder
 from sparsum_experiments.runs.records import LATENT_FOLDER, read_records
-from sparsum_experiments.runs.schema import Config, Metrics, Record, columns_of
+from sparsum_experiments.runs.schema import Config, Metrics, Record, check, columns_of
 
 # How many samples an evaluation drew, and how many images were annealed.
 _COUNTS = ("n_samples", "n_annealed")
@@ -26,36 +23,20 @@ _DIGITS = 6
 
 @dataclass(frozen=True)
 class Run:
-    """The config of a run, and what it has measured so far.
+    """The config of a run, and what it has measured so far; texts that are not known are empty."""
 
-    Args:
-        path: its folder; of a record, its place in the file of records.
-        experiment: its name.
-        args: all options.
-        lines: the metrics of each epoch, as in ``metrics.jsonl``.
-        test: the metrics of ``evaluation.json`` without standard errors; empty before `sparsum evaluate`.
-        command: what was typed; empty if it is not known.
-        problem: what could not be read, as a sentence; empty if nothing.
-        is_record: whether it is a record, and not a folder.
-        variant: how it differs from others of its method, as a record of its setting names it; empty if none does.
-        machine: what it ran on; empty if it is not known.
-        counts: how many samples the evaluation drew (``n_samples``), and images it annealed (``n_annealed``).
-        criterion: of an experiment that this package does not have, the validation metric by which settings are compared.
-        better: whether larger or smaller values of that are better.
-    """
-
-    path: pathlib.Path
+    path: pathlib.Path  # its folder; of a record, its place in the file of records
     experiment: str
-    args: dict[str, Any]
-    lines: list[dict[str, Any]]
-    test: dict[str, float]
-    command: str = ""
-    problem: str = ""
-    is_record: bool = False
-    variant: str = ""
-    machine: str = ""
-    counts: dict[str, float] = field(default_factory=dict)
-    criterion: str | None = None
+    args: dict[str, Any]  # all options
+    lines: list[dict[str, Any]]  # the metrics of each epoch, as in ``metrics.jsonl``
+    test: dict[str, float]  # the metrics of ``evaluation.json`` without standard errors; empty before `sparsum evaluate`
+    command: str = ""  # what was typed
+    problem: str = ""  # what could not be read, as a sentence
+    is_record: bool = False  # and not a folder
+    variant: str = ""  # how it differs from others of its method, as a record of its setting names it
+    machine: str = ""  # what it ran on
+    counts: dict[str, float] = field(default_factory=dict)  # samples that the evaluation drew, and images it annealed
+    criterion: str | None = None  # as in `Config`
     better: str = "larger"
 
     @property
@@ -66,8 +47,7 @@ class Run:
     @property
     def validation(self) -> dict[str, float]:
         """The validation metrics of the last epoch."""
-        found: dict[str, float] = self.lines[-1]["validation"]
-        return found
+        return cast("dict[str, float]", self.lines[-1]["validation"])
 
     @property
     def calls(self) -> float | None:
@@ -100,11 +80,7 @@ def find_runs(places: Iterable[pathlib.Path]) -> list[pathlib.Path]:
 
 
 def read_run(path: pathlib.Path) -> Run:
-    """The run in a folder.
-
-    Raises:
-        ValueError: if a file is broken; the message names it. A broken evaluation is only a problem of the run.
-    """
+    """The run in a folder."""
     folder = RunFolder(path)
     config, lines = folder.config(), folder.metrics()
     try:
@@ -178,11 +154,7 @@ def _files(places: Iterable[pathlib.Path], pattern: str) -> set[pathlib.Path]:
 
 
 def read_evaluation(folder: RunFolder, n_epochs: int, split: str = "test") -> Metrics:
-    """All that an evaluation of the last checkpoint wrote; empty if there is none.
-
-    Raises:
-        ValueError: if it cannot be read, or came after another number of epochs.
-    """
+    """All that an evaluation of the last checkpoint wrote; empty if there is none."""
     metrics, file = folder.evaluation(split), folder.evaluation_file(split)
     if not file.exists():
         return {}
@@ -208,11 +180,7 @@ def without_errors(metrics: Metrics) -> Metrics:
 
 
 def record_of(run: Run, variant: str = "") -> Record:
-    """The record of a run, with as many digits as mean something.
-
-    Raises:
-        ValueError: if a metric is not finite, so that JSON cannot hold it.
-    """
+    """The record of a run, with as many digits as mean something."""
     hidden = place_options(run.experiment) - {"seed"}
     config = {name: value for name, value in run.args.items() if name not in hidden}
     config["data"] = pathlib.Path(str(config["data"])).name
@@ -230,10 +198,7 @@ def record_of(run: Run, variant: str = "") -> Record:
         "seconds": run.seconds,
         "versions": {"git": about.git, "machine": about.machine, **about.versions},
     }
-    try:
-        return Record.model_validate(rounded(content))
-    except pydantic.ValidationError as error:
-        raise ValueError(f"{run.path}: {explain(error, str)}") from None
+    return check(Record.model_validate, rounded(content), str(run.path))
 
 
 def rounded(value: Any) -> Any:

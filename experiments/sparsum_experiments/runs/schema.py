@@ -41,6 +41,7 @@ Finite = Annotated[float, pydantic.PlainValidator(_finite)]
 Whole = Annotated[int, pydantic.Strict(), pydantic.Field(ge=-_LIMIT, lt=_LIMIT)]
 Count = Annotated[int, pydantic.Strict(), pydantic.Field(ge=0, lt=_LIMIT)]
 Metrics = dict[str, Number]
+METRICS = pydantic.TypeAdapter(Metrics)
 
 
 def _columns(columns: dict[str, Any]) -> dict[str, Any]:
@@ -48,9 +49,8 @@ def _columns(columns: dict[str, Any]) -> dict[str, Any]:
     lists = [each for values in columns.values() for each in (values.values() if isinstance(values, dict) else [values])]
     if not all(isinstance(each, list) for each in lists):
         raise ValueError("epochs must hold lists of numbers")
-    for each in lists:
-        for value in each:
-            _finite(value)
+    for value in (value for each in lists for value in each):
+        _finite(value)
     if len(lengths := sorted({len(each) for each in lists})) != 1:
         raise ValueError(f"the lists of epochs have different lengths: {', '.join(map(str, lengths)) or 'there are none'}")
     kinds = {"validation": dict, "train": dict, "calls": dict, "seconds": list}
@@ -196,11 +196,7 @@ Checked = TypeVar("Checked")
 
 
 def check(kind: Callable[[Any], Checked], content: Any, where: str) -> Checked:
-    """Content of a file in the form that it should have.
-
-    Raises:
-        ValueError: if it has another; the message names the file and what is wrong.
-    """
+    """Content of a file in the form that it should have; errors name the file and what is wrong."""
     try:
         return kind(content)
     except pydantic.ValidationError as error:

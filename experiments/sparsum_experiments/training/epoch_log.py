@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
-from sparsum_experiments.errors import DivergedError
 from sparsum_experiments.experiment import Step
 
 _PERCENTILES = (10, 25, 75, 90)
@@ -15,13 +15,7 @@ _N_RECENT = 20
 
 
 class EpochLog:
-    """The terms of all steps of an epoch, and the decoder calls of all examples.
-
-    Args:
-        n_steps: steps per epoch.
-        n_examples: how many examples of each step count their calls.
-        device: where it is kept.
-    """
+    """The terms of all steps of an epoch, and the decoder calls of all examples."""
 
     def __init__(self, n_steps: int, n_examples: int, device: torch.device) -> None:
         self.n_steps = n_steps
@@ -38,15 +32,15 @@ class EpochLog:
         self.terms[i] = torch.stack([values[name].float() for name in self.names])
         self.calls[i] = step.calls
 
-    def check(self, n: int, first_step: int) -> None:
-        """Raise a DivergedError if a term of the first n steps is not finite, naming the earliest step and its terms."""
+    def problem(self, n: int, first_step: int) -> str:
+        """The earliest of the first n steps with a term that is not finite, and its terms; empty if there is none."""
         is_bad = ~self.terms[:n].isfinite()
         if not bool(is_bad.any()):
-            return
+            return ""
         step = int(is_bad.any(1).nonzero()[0])
-        names = [name for name, bad in zip(self.names, is_bad[step].tolist(), strict=True) if bad]
-        values = ", ".join(f"{name} = {self.terms[step, self.names.index(name)].item()}" for name in names)
-        raise DivergedError(f"at step {first_step + step + 1} the loss became NaN or infinite: {values}")
+        values = zip(self.names, self.terms[step].tolist(), strict=True)
+        bad = ", ".join(f"{name} = {value}" for name, value in values if not math.isfinite(value))
+        return f"at step {first_step + step + 1} the loss became NaN or infinite: {bad}"
 
     def recent(self, n: int) -> tuple[float, float]:
         """The mean objective and calls per example over the last steps before step n."""

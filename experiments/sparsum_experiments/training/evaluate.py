@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import pathlib
-import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -18,10 +17,7 @@ from sparsum_experiments.registry import make_experiment, restore_args
 from sparsum_experiments.runs import RunFolder
 from sparsum_experiments.seeds import generator_for
 from sparsum_experiments.training.loop import check_config
-from sparsum_experiments.training.start import check_data, device_of
-
-SPLITS = ("test", "validation")
-CHECKPOINTS = ("last", "best")
+from sparsum_experiments.training.start import check_data, device_of, resume_command
 
 
 def evaluate_run(
@@ -39,44 +35,27 @@ def evaluate_run(
     """The metrics of a run's model, also written to its folder if they are of all test or validation data.
 
     Annealed estimates of an earlier evaluation of the same model with as many samples are kept, unless it is annealed again.
-
-    Args:
-        path: the folder of the run.
-        checkpoint: ``last``, or ``best`` by the validation data.
-        split: ``test`` or ``validation``.
-        limit: use at most this many examples, for a quick look.
-        n_samples: samples of importance sampling.
-        n_annealed: how many examples to estimate by annealed importance sampling, too.
-        device: where; by default that of the config.
-        data_dir: the folder of all data sets; by default that of the config.
-        progress: called with the fraction that is done, from 0 to 1.
     """
     folder = RunFolder(path)
     if limit is None and not os.access(path, os.W_OK):
         raise PermissionError(f"{path} is not writable, so that the metrics could not be kept; give a --limit")
     experiment, state = restore_experiment(path, checkpoint=checkpoint, device=device, data_dir=data_dir)
     n_epochs = _n_epochs(state, folder.checkpoint_file(checkpoint))  # before the work, in case it is broken
-    place, seed = next(experiment.model.parameters()).device, experiment.args.seed
-    generator = generator_for(place, seed, "evaluation", split)
-    with torch.no_grad():
-        metrics = experiment.evaluate(
-            generator, split=split, limit=limit, n_samples=n_samples, n_annealed=n_annealed, progress=progress
-        )
+    generator = generator_for(next(experiment.model.parameters()).device, experiment.args.seed, "evaluation", split)
+    metrics = experiment.evaluate(
+        generator, split=split, limit=limit, n_samples=n_samples, n_annealed=n_annealed, progress=progress
+    )
     if wrong := [name for name, value in metrics.items() if not math.isfinite(value)]:
         raise ValueError(f"{path}: {', '.join(wrong)} is NaN or infinite; the weights may be")
     if limit is None:
         kept = {} if n_annealed else _annealed_before(folder, split, checkpoint, n_epochs, n_samples)
-        _keep(folder.evaluation_file(split, checkpoint), metrics, kept | {"epochs": n_epochs, "n_samples": n_samples})
+        content = kept | {"epochs": n_epochs, "n_samples": n_samples} | metrics
+        try:
+            write_json(folder.evaluation_file(split, checkpoint), content)
+        except OSError as error:  # they may have taken hours
+            shown = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
+            raise OSError(f"{error}; the metrics are {shown}") from error
     return metrics
-
-
-def _keep(file: pathlib.Path, metrics: dict[str, float], others: dict[str, float]) -> None:
-    """Write the metrics; if that fails, the message has them, since they may have taken hours."""
-    try:
-        write_json(file, others | metrics)
-    except OSError as error:
-        shown = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
-        raise OSError(f"{error}; the metrics are {shown}") from error
 
 
 def _annealed_before(folder: RunFolder, split: str, checkpoint: str, n_epochs: float, n_samples: int) -> dict[str, float]:
@@ -96,12 +75,7 @@ def _annealed_before(folder: RunFolder, split: str, checkpoint: str, n_epochs: f
 def restore_experiment(
     path: pathlib.Path, *, checkpoint: str = "last", device: str | None = None, data_dir: str | None = None
 ) -> tuple[AbstractExperiment, dict[str, Any]]:
-    """The experiment of a run with its data and its trained model, in evaluation mode, and the checkpoint.
-
-    Raises:
-        UsageError: if there is no such checkpoint.
-        ValueError: if it cannot be read, or is of another run; if the data has changed.
-    """
+    """The experiment of a run with its data and its trained model, in evaluation mode, and the checkpoint."""
     folder = RunFolder(path)
     config = folder.config()
     changes = {name: value for name, value in (("device", device), ("data_dir", data_dir)) if value is not None}
@@ -109,8 +83,8 @@ def restore_experiment(
     place, file = device_of(args.device), folder.checkpoint_file(checkpoint)
     state = folder.load(checkpoint, place)
     if state is None:
-        again = f"sparsum train {config.experiment} {args.method} --out {shlex.quote(str(path))} --resume"
-        raise UsageError(f"{path} has no checkpoint {checkpoint!r} yet: {file} is missing; {again} trains it")
+        missing = f"{path} has no checkpoint {checkpoint!r} yet: {file} is missing"
+        raise UsageError(f"{missing}; {resume_command(folder)} trains it")
     experiment = make_experiment(config.experiment, args, place)
     check_data(config, experiment, folder)
     check_config(folder, state, args)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 from lightning_fabric import Fabric
@@ -21,11 +21,12 @@ from torch.utils.tensorboard import SummaryWriter
 
 from sparsum import NoDistribution
 from sparsum_experiments.errors import DivergedError, Stopped
-from sparsum_experiments.experiment import AbstractExperiment, Step
+from sparsum_experiments.experiment import AbstractExperiment
 from sparsum_experiments.options import CommonArgs, config_digest
 from sparsum_experiments.runs import RunFolder
 from sparsum_experiments.seeds import generator_for, seed_for
 from sparsum_experiments.training.epoch_log import EpochLog
+from sparsum_experiments.training.progress import LiveLine
 from sparsum_experiments.training.steps import steps_for
 
 #: A run that is killed loses at most this much.
@@ -34,19 +35,6 @@ CHECKPOINT_SECONDS = 60.0
 EPOCH_CHECKPOINT_SECONDS = 5.0
 #: How often the loop looks at its measurements, which on a GPU waits for it.
 LOOK_SECONDS = 1.0
-
-
-class Watcher(Protocol):
-    """Shows the progress of a run."""
-
-    def step(self, epoch: int, done: float, loss: float, calls: float, seconds_left: float) -> None:
-        """A fraction of all steps is done, from 0 to 1."""
-
-    def epoch(self, line: dict[str, Any]) -> None:
-        """An epoch has ended with these metrics."""
-
-    def say(self, text: str) -> None:
-        """Print a message."""
 
 
 @dataclass
@@ -61,26 +49,13 @@ class _Place:
 
 
 class Training:
-    """A run of an experiment in its folder, from where it was.
-
-    Args:
-        experiment: its model is trained in place.
-        folder: where the run is written.
-        fabric: the device and precision.
-        watcher: shows the progress.
-        checkpoint_seconds: how often to save within an epoch; at the end of one, the run saves more often.
-    """
+    """A run of an experiment in its folder, from where it was."""
 
     def __init__(
-        self,
-        experiment: AbstractExperiment,
-        folder: RunFolder,
-        fabric: Fabric,
-        watcher: Watcher,
-        checkpoint_seconds: float = CHECKPOINT_SECONDS,
+        self, experiment: AbstractExperiment, folder: RunFolder, fabric: Fabric, line: LiveLine, checkpoint_seconds: float
     ) -> None:
-        self.experiment, self.folder, self.fabric, self.watcher = experiment, folder, fabric, watcher
-        self.checkpoint_seconds = checkpoint_seconds
+        self.experiment, self.folder, self.fabric, self.line = experiment, folder, fabric, line
+        self.checkpoint_seconds = checkpoint_seconds  # within an epoch; at its end, the run saves more often
         self.place = _Place()
         self.steps = steps_for(experiment, fabric)
         self.log = self._new_log()
@@ -90,11 +65,7 @@ class Training:
         self._is_begun = False
 
     def restore(self) -> None:
-        """Continue where the run was, if it has a checkpoint; nothing is written unless everything fits.
-
-        Raises:
-            ValueError: if the checkpoint or the metrics are broken, or of another run; the message names the file.
-        """
+        """Continue where the run was, if it has a checkpoint; nothing is written unless everything fits."""
         file = self.folder.checkpoint_file("last")
         try:
             state = self.folder.load("last", self.fabric.device)
@@ -114,9 +85,12 @@ class Training:
     def run(self) -> list[dict[str, Any]]:
         """Train to the end; returns the metrics of all epochs."""
         if not self._is_begun:
-            self._start()
+            try:
+                self.experiment.start(self.line.say)
+            except KeyboardInterrupt:  # it starts again when the run is resumed
+                raise Stopped(f"stopped before the first step of {self.folder.path}", self.folder.path) from None
         if self.place.epoch >= self.experiment.args.epochs:
-            self.watcher.say(f"already finished after {self.place.epoch} epochs; give more --epochs to continue")
+            self.line.say(f"already finished after {self.place.epoch} epochs; give more --epochs to continue")
             return self.folder.metrics()
         with (
             _stop_requests() as requests,
@@ -125,16 +99,8 @@ class Training:
             while self.place.epoch < self.experiment.args.epochs:
                 with self.steps.epoch():
                     self._train_epoch(requests)
-                line = self._end_epoch()
-                _write_scalars(writer, line)
+                _write_scalars(writer, self._end_epoch())
         return self.folder.metrics()
-
-    def _start(self) -> None:
-        """Run what comes before the first step; if it is interrupted, it starts again."""
-        try:
-            self.experiment.start(self.watcher.say)
-        except KeyboardInterrupt:
-            raise Stopped(f"stopped before the first step of {self.folder.path}", self.folder.path) from None
 
     def _train_epoch(self, requests: list[int]) -> None:
         """Take the steps of an epoch that are left."""
@@ -147,7 +113,10 @@ class Training:
         self.steps.model.train()
         begin = time.monotonic() - place.epoch_seconds
         for i in range(place.step, experiment.n_steps):
-            self.log.add(i, self._step(order, i))
+            try:
+                self.log.add(i, self.steps.take(order, i))
+            except NoDistribution as error:  # estimators refuse the scores of a diverged model before there is a loss
+                self._raise_diverged(f"at step {self._n_steps_done() + 1} the scores became NaN or infinite: {error}")
             place.step, place.epoch_seconds = i + 1, time.monotonic() - begin
             self._look(generator, is_stopping=bool(requests))
         self._check()
@@ -155,18 +124,10 @@ class Training:
             torch.cuda.synchronize(self.fabric.device)
         place.epoch_seconds = time.monotonic() - begin
 
-    def _step(self, order: torch.Tensor, i: int) -> Step:
-        """Take a step; if the model has diverged, estimators refuse its scores before there is a loss."""
-        try:
-            return self.steps.take(order, i)
-        except NoDistribution as error:
-            self._raise_diverged(f"at step {self._n_steps_done() + 1} the scores became NaN or infinite: {error}")
-
     def _look(self, generator: torch.Generator, *, is_stopping: bool) -> None:
         """Now and then show progress, check the loss, and save."""
         now = time.monotonic()
-        is_cpu = self.fabric.device.type == "cpu"
-        if not (is_stopping or is_cpu or now - self._looked_at > LOOK_SECONDS):
+        if not (is_stopping or self.fabric.device.type == "cpu" or now - self._looked_at > LOOK_SECONDS):
             return
         self._check()
         if is_stopping or now - self._saved_at > self.checkpoint_seconds:
@@ -179,10 +140,8 @@ class Training:
 
     def _check(self) -> None:
         """Stop a run whose loss became NaN or infinite; its checkpoint dates from before."""
-        try:
-            self.log.check(self.place.step, self.place.epoch * self.experiment.n_steps)
-        except DivergedError as error:
-            self._raise_diverged(str(error))
+        if problem := self.log.problem(self.place.step, self.place.epoch * self.experiment.n_steps):
+            self._raise_diverged(problem)
 
     def _raise_diverged(self, what: str) -> NoReturn:
         self._save_best()
@@ -196,10 +155,9 @@ class Training:
     def _show(self) -> None:
         place, n_all = self.place, self.experiment.args.epochs * self.experiment.n_steps
         done = self._n_steps_done() / n_all
-        seconds = place.seconds + place.epoch_seconds
         loss, calls = self.log.recent(place.step)
-        left = seconds / done * (1 - done)
-        self.watcher.step(place.epoch, done, loss, calls, left)
+        left = (place.seconds + place.epoch_seconds) / done * (1 - done)
+        self.line.step(place.epoch, done, loss, calls, left)
         self.folder.write_progress(
             {"epoch": place.epoch, "done": done, "loss": loss, "calls": calls, "seconds_left": left, "time": time.time()}
         )
@@ -215,8 +173,7 @@ class Training:
                 validation = experiment.validate(generator)
         except NoDistribution as error:
             self._raise_diverged(f"after epoch {place.epoch + 1} the scores became NaN or infinite: {error}")
-        wrong = [f"{name} = {value}" for name, value in validation.items() if not math.isfinite(value)]
-        if wrong:
+        if wrong := [f"{name} = {value}" for name, value in validation.items() if not math.isfinite(value)]:
             self._raise_diverged(f"after epoch {place.epoch + 1} the metrics became NaN or infinite: {', '.join(wrong)}")
         train, calls = self.log.summary()
         line = {
@@ -232,20 +189,15 @@ class Training:
         self.folder.add_metrics(line)
         score = validation[experiment.criterion_of(experiment.args.method)]
         is_best = score > place.best
-        self.place = _Place(
-            epoch=place.epoch + 1,
-            best=max(place.best, score),
-            seconds=place.seconds + place.epoch_seconds,
-        )
+        self.place = _Place(epoch=place.epoch + 1, best=max(place.best, score), seconds=place.seconds + place.epoch_seconds)
         self.log = self._new_log()
         if is_best:
             weights = {name: tensor.clone() for name, tensor in experiment.model.state_dict().items()}
             self._best = {"model": weights, "epoch": line["epoch"], "config": config_digest(experiment.args)}
-        is_last = self.place.epoch >= experiment.args.epochs
         wait = min(self.checkpoint_seconds, EPOCH_CHECKPOINT_SECONDS)
-        if is_last or time.monotonic() - self._saved_at >= wait:
+        if self.place.epoch >= experiment.args.epochs or time.monotonic() - self._saved_at >= wait:
             self._save(None)
-        self.watcher.epoch(line)
+        self.line.epoch(line)
         return line
 
     def _new_log(self) -> EpochLog:

@@ -6,32 +6,29 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from sparsum_experiments.experiment import AbstractExperiment
+
 # How often a line is printed where there is no terminal.
 _PLAIN_SECONDS = 10.0
 
 
 class LiveLine:
-    """A progress bar on a terminal, within 80 columns, and a plain line now and then elsewhere.
+    """A progress bar on a terminal, within 80 columns, and a plain line now and then elsewhere."""
 
-    Args:
-        title: what is trained.
-        n_epochs: how many epochs there will be.
-        criterion: the validation metric that is shown.
-    """
-
-    def __init__(self, title: str, n_epochs: int, criterion: str) -> None:
-        self.title, self.n_epochs, self.criterion = title, n_epochs, criterion
+    def __init__(self, experiment: AbstractExperiment) -> None:
+        args = experiment.args
+        self.title, self.n_epochs = f"{experiment.name} {args.method} seed {args.seed}", args.epochs
+        self.criterion = experiment.criterion_of(args.method)
         self.console = Console(file=sys.stderr, markup=False)
         columns = [BarColumn(bar_width=12), TextColumn("{task.description}", markup=False)]
         self._bar = Progress(*columns, console=self.console, transient=True, refresh_per_second=4)
-        self._task = self._bar.add_task(title, total=1.0)
+        self._task = self._bar.add_task(self.title, total=1.0)
         self._last_metrics = ""
         self._printed_at = 0.0
 
@@ -40,7 +37,7 @@ class LiveLine:
             self._bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.console.is_terminal:
             self._bar.stop()
 

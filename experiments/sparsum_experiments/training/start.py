@@ -17,6 +17,7 @@ from lightning_fabric import Fabric
 
 from sparsum_experiments.errors import UsageError
 from sparsum_experiments.experiment import AbstractExperiment
+from sparsum_experiments.files import remove_temporaries
 from sparsum_experiments.options import CommonArgs, as_flag, options_of
 from sparsum_experiments.registry import make_args, make_experiment, restore_args
 from sparsum_experiments.runs import Config, RunArgs, RunFolder
@@ -35,22 +36,19 @@ def run(
     resume: bool = False,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> tuple[RunFolder, list[dict[str, Any]]]:
-    """Start a run, or resume one; returns its folder and the metrics of all its epochs.
-
-    Args:
-        name: the experiment.
-        method: how the sum over the latent variable is computed.
-        options: those that were given; None means not given.
-        out: the folder of the run.
-        resume: continue the run in that folder.
-        checkpoint_seconds: how often to save within an epoch.
-    """
+    """Start a run, or resume one; returns its folder and the metrics of all its epochs."""
     # A resumed run has the options of its config, so that those given here may not make sense alone.
     args = None if resume and out is not None else make_args(name, method, options)
-    folder = RunFolder(default_folder(name, args) if out is None and args is not None else out or pathlib.Path())
-    check_path(folder.path)
+    if out is None and args is not None:
+        out = pathlib.Path("runs", name, f"{args.data_name}-{args.method}-seed{args.seed}")
+    assert out is not None
+    try:
+        str(out).encode()  # it is written into the run's files
+    except UnicodeEncodeError:
+        raise UsageError(f"--out must be valid UTF-8, got {str(out)!r}") from None
     if not checkpoint_seconds >= 0:  # NaN included
         raise UsageError(f"--checkpoint-seconds must be at least 0, got {checkpoint_seconds}")
+    folder = RunFolder(out)
     if resume:
         return _resume(name, method, options, folder, checkpoint_seconds)
     assert args is not None
@@ -62,7 +60,7 @@ def run(
         if folder.exists():
             raise _taken(folder)
         folder.create(_config(name, args, experiment))
-        with _line(experiment) as line:
+        with LiveLine(experiment) as line:
             return folder, _train(Training(experiment, folder, fabric, line, checkpoint_seconds))
 
 
@@ -76,7 +74,7 @@ def _resume(
         fabric = fabric_for(args)
         experiment = make_experiment(name, args, fabric.device)
         check_data(config, experiment, folder)
-        with _line(experiment) as line:
+        with LiveLine(experiment) as line:
             if fabric.device.type == "cpu" and config.threads not in {None, torch.get_num_threads()}:
                 line.say(
                     f"the run was started with {config.threads} threads and continues with {torch.get_num_threads()}: "
@@ -84,7 +82,7 @@ def _resume(
                 )
             training = Training(experiment, folder, fabric, line, checkpoint_seconds)
             training.restore()  # a run that cannot be resumed stays as it was
-            folder.remove_temporaries()
+            remove_temporaries(folder.path)
             folder.update_args(args.model_dump())
             return folder, _train(training)
 
@@ -99,21 +97,8 @@ def _train(training: Training) -> list[dict[str, Any]]:
         raise OSError(f"{file}: the disk is full; free some space, then run {resume_command(training.folder)}") from error
 
 
-def _line(experiment: AbstractExperiment) -> LiveLine:
-    args = experiment.args
-    return LiveLine(f"{experiment.name} {args.method} seed {args.seed}", args.epochs, experiment.criterion_of(args.method))
-
-
 def _taken(folder: RunFolder) -> UsageError:
     return UsageError(f"{folder.path} already holds a run: add --resume to continue it, or give another --out")
-
-
-def check_path(path: pathlib.Path) -> None:
-    """Raise a UsageError for a path that could not be written into the run's files."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        raise UsageError(f"--out must be valid UTF-8, got {str(path)!r}") from None
 
 
 def check_data(config: Config, experiment: AbstractExperiment, folder: RunFolder) -> None:
@@ -124,11 +109,6 @@ def check_data(config: Config, experiment: AbstractExperiment, folder: RunFolder
                 f"{name} of {experiment.args.data} has changed since the run in {folder.path} was started: "
                 "restore the file, or start a new run"
             )
-
-
-def default_folder(name: str, args: CommonArgs) -> pathlib.Path:
-    """The folder of a run for which none was given."""
-    return pathlib.Path("runs") / name / f"{args.data_name}-{args.method}-seed{args.seed}"
 
 
 def resume_command(folder: RunFolder) -> str:
@@ -156,7 +136,7 @@ def _resumed_args(folder: RunFolder, name: str, method: str, options: dict[str, 
 
 def fabric_for(args: CommonArgs) -> Fabric:
     """The device and precision of a run."""
-    precision: Any = {"32": "32-true"}.get(args.precision, args.precision)
+    precision: Any = "32-true" if args.precision == "32" else args.precision
     return Fabric(accelerator=device_of(args.device).type, devices=1, precision=precision)
 
 
@@ -172,7 +152,7 @@ def _config(name: str, args: CommonArgs, experiment: AbstractExperiment) -> Conf
         experiment=name,
         args=RunArgs(**args.model_dump()),
         command=sys.argv,
-        versions=_versions(),
+        versions={"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
         machine=_machine(args.device),
         threads=torch.get_num_threads(),
         git=_revision(),
@@ -188,14 +168,11 @@ def _machine(device: str) -> str:
     return f"CPU, {platform.machine()}, {n_threads} thread{'s' * (n_threads > 1)}"
 
 
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = "not installed as a package"
-    return versions
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed as a package"
 
 
 def _revision() -> str | None:

@@ -28,12 +28,7 @@ _N_EAGER = 2
 
 
 class Steps:
-    """The steps of a training.
-
-    Args:
-        experiment: makes the batches; its model is trained in place.
-        fabric: the device and precision.
-    """
+    """The steps of a training."""
 
     def __init__(self, experiment: AbstractExperiment, fabric: Fabric) -> None:
         self.experiment, self.fabric = experiment, fabric

@@ -222,7 +222,7 @@ def test_long_tables_show_the_best_of_the_evaluated_settings(tmp_path: Path) -> 
 @pytest.mark.parametrize("is_alone", [True, False])
 def test_a_run_of_no_epochs_is_reported(tmp_path: Path, *, is_alone: bool) -> None:
     path = make_run(tmp_path / "none", {"accuracy": 0.25, "epochs": 0}, calls=())
-    change_config(path, epochs=0)
+    change_config(path, {"epochs": 0})
     (path / "metrics.jsonl").write_text("")
     if not is_alone:
         make_run(tmp_path / "other", {"accuracy": 0.5})

@@ -140,7 +140,7 @@ def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
     left = [tmp_path / "run" / ".metrics.jsonl.0a1b2c3d.tmp", tmp_path / "run" / "checkpoints" / ".last.pt.ffffffff.tmp"]
     for file in left:
         file.write_bytes(b"half")
-    folder.remove_temporaries()
+    files.remove_temporaries(folder.path)
     assert not any(file.exists() for file in left)
     assert folder.metrics_file.exists()
 

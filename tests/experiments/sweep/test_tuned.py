@@ -65,7 +65,10 @@ def test_the_mean_over_seeds_at_the_last_epoch_decides() -> None:
     earlier({"sparse": [-1.0, -3.0, -6.0, -3.0], "dense": [-8.0, -7.0]})  # means of sparse: -3.5 and -3
     sparse, dense = chosen(["sparse", "dense"])
     assert (sparse.values, dense.values) == ({"lr": 0.2}, {"lr": 0.2})
-    assert str(sparse) == "sparse: lr 0.2 (validation elbo -3, the best of 2 settings over 2 seeds in grid, where it had epochs 2)"
+    assert (
+        str(sparse)
+        == "sparse: lr 0.2 (validation elbo -3, the best of 2 settings over 2 seeds in grid, where it had epochs 2)"
+    )
 
 
 def measured(runs: Sequence[PlannedRun], name: str, values: Sequence[float], epochs: float = 2) -> None:
@@ -79,9 +82,8 @@ def test_another_metric_of_an_evaluation_decides() -> None:
     measured(runs, "bits_per_dim_annealed", [3.5, 3.4])
     assert chosen(["topk"], experiment="bitvector-vae")[0].values == {"lr": 0.1}
     (choice,) = chosen(["topk"], experiment="bitvector-vae", by="bits_per_dim_annealed")
-    assert str(choice) == (
-        "topk: lr 0.2 (validation bits_per_dim_annealed 3.4, the best of 2 settings over 1 seed in grid, where it had epochs 2)"
-    )
+    reason = "the best of 2 settings over 1 seed in grid, where it had epochs 2"
+    assert str(choice) == f"topk: lr 0.2 (validation bits_per_dim_annealed 3.4, {reason})"
 
 
 def test_another_metric_of_the_last_epoch_decides() -> None:
