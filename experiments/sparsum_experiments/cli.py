@@ -269,7 +269,7 @@ def _sweep_command(experiment: str) -> click.Command:
             ["--plan", "plan_only"], is_flag=True, help="List the runs with an estimate of their time; start none."
         ),
         click.Option(["--out"], type=_PATH, help="The folder above the runs. [default: runs/EXPERIMENT/sweep]"),
-        *(_flag(option) for name, option in experiment_options(experiment).items() if name != "seed"),
+        *(_flag(experiment, option) for name, option in experiment_options(experiment).items() if name != "seed"),
     ]
     return _Unquoted(experiment, params=params, callback=functools.partial(_sweep, experiment), help=about)
 

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import NoReturn
 
 
 def main(words: list[str] | None = None) -> NoReturn:
     """Run a command and exit: 0 if it succeeded, 1 if a run diverged, 2 for a wrong use, 130 if it was stopped."""
+    interrupts: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
     try:
         _run(words)
-    except KeyboardInterrupt:  # also while modules are imported
-        sys.exit(130)
+    except BaseException:
+        if interrupts:  # libraries that are being imported may turn it into an error of their own
+            sys.exit(130)
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _run(words: list[str] | None) -> NoReturn:
