@@ -16,7 +16,8 @@ from markupsafe import Markup
 from sparsum_experiments.errors import UsageError
 from sparsum_experiments.files import write_bytes
 from sparsum_experiments.report.comparison import Cell, compare
-from sparsum_experiments.report.figures import MAX_POINTS, Drawing, figures_of, sample, styles_of
+from sparsum_experiments.report.drawing import sample
+from sparsum_experiments.report.figures import MAX_POINTS, figures_of, styles_of
 from sparsum_experiments.report.latent import show_latent
 from sparsum_experiments.report.latent.view import png_address
 from sparsum_experiments.report.machines import machines_note
@@ -142,9 +143,7 @@ def _content(section: Section, name: str, n_sections: int) -> dict[str, Any]:
         "metric_notes": list(filter(None, _metric_notes(section))),
         "drawn_settings": drawn_settings(section),
         "styles": styles_of(section),
-        "figures": [
-            Drawing(figure, f"{name}-figure-{i}") for i, figure in enumerate(figures_of(section, n_points), start=1)
-        ],
+        "figures": figures_of(section, n_points),
         "commands": [run.command for run in section.runs if run.command],
     }
 
