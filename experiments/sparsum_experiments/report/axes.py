@@ -63,7 +63,7 @@ class Axis(NamedTuple):
         return (scaled(values, self.is_logarithmic) - self.low) / (self.high - self.low)
 
     def ticks(self, label: str) -> list[float]:
-        """Where Vega would not choose well: epochs are integers, and a logarithmic axis has 1, 2 and 5 times powers of ten."""
+        """Where Vega would not choose well: epochs are integers, and logarithmic axes have 1, 2 and 5 times powers of ten."""
         if label == "epoch" and self.high - self.low <= 6:
             return [float(i) for i in range(math.ceil(self.low), math.floor(self.high) + 1)]
         if not self.is_logarithmic:

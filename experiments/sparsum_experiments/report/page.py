@@ -18,7 +18,7 @@ from sparsum_experiments.files import write_bytes
 from sparsum_experiments.report.comparison import Cell, compare
 from sparsum_experiments.report.drawing import sample
 from sparsum_experiments.report.figures import MAX_POINTS, figures_of, styles_of
-from sparsum_experiments.report.latent import show_latent
+from sparsum_experiments.report.latent.kept import show_latent
 from sparsum_experiments.report.latent.view import png_address
 from sparsum_experiments.report.machines import machines_note
 from sparsum_experiments.report.sections import Section, read_sections
