@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,9 +20,7 @@ _MARGIN = 0.05
 _LIMIT = 1e100
 
 
-def line(
-    method: str, style: int, x: Sequence[float], y: Sequence[float], low: Any = math.nan, high: Any = math.nan
-) -> DataFrame:
+def line(method: str, style: int, x: Any, y: Any, low: Any = math.nan, high: Any = math.nan) -> DataFrame:
     """The rows of a line and the band around it; NaN leaves a gap. A style is the same in all figures of a section."""
     import pandas  # here and below, so that commands that draw nothing start faster
 
@@ -54,6 +51,11 @@ class Axis(NamedTuple):
     is_empty: bool = False
 
     @property
+    def ends(self) -> dict[str, Any]:
+        """For a script that finds places."""
+        return {"low": self.low, "high": self.high, "is_logarithmic": self.is_logarithmic}
+
+    @property
     def domain(self) -> list[float]:
         """The values at its ends."""
         return [10**self.low, 10**self.high] if self.is_logarithmic else [self.low, self.high]
@@ -63,7 +65,7 @@ class Axis(NamedTuple):
         return (scaled(values, self.is_logarithmic) - self.low) / (self.high - self.low)
 
     def ticks(self, label: str) -> list[float]:
-        """Where Vega would not choose well: epochs are integers, and logarithmic axes have 1, 2 and 5 times powers of ten."""
+        """Where Vega chooses badly: epochs are integers, and logarithmic axes have 1, 2 and 5 times powers of ten."""
         if label == "epoch" and self.high - self.low <= 6:
             return [float(i) for i in range(math.ceil(self.low), math.floor(self.high) + 1)]
         if not self.is_logarithmic:
@@ -102,5 +104,5 @@ def axis_of(data: DataFrame, columns: list[str], is_logarithmic: bool, *, is_fre
 
 
 def _known(values: DataFrame) -> np.ndarray:
-    flat: np.ndarray = values.to_numpy().ravel()
-    return flat[~np.isnan(flat)]
+    flat = np.asarray(values, dtype=float).ravel()
+    return np.asarray(flat[~np.isnan(flat)])

@@ -108,8 +108,8 @@ class Figure:
             "kind": "points" if self.has_marks else "lines",
             "xLabel": self.x_label,
             "yLabel": self.y_label,
-            "x": self.x._asdict() | {"start": LEFT, "end": LEFT + WIDTH},
-            "y": self.y._asdict() | {"start": TOP + self.plot_height, "end": TOP},
+            "x": self.x.ends | {"start": LEFT, "end": LEFT + WIDTH},
+            "y": self.y.ends | {"start": TOP + self.plot_height, "end": TOP},
             "series": [_numbers(rows) for rows in self.series],
         }
 

@@ -196,6 +196,5 @@ def _drawn_note(drawn: Sequence[_Drawn]) -> str:
     longest = max((len(run.lines) for each in drawn for run in each.summary.runs), default=0)
     n_points = min((each.n_points for each in drawn), default=longest)
     thinned = f" {n_points} of {longest} epochs are drawn." if longest > n_points else ""
-    return thinned + unfinished_note(
-        [each.summary for each in drawn], " Drawn to the last epoch that all seeds have reached"
-    )
+    summaries = [each.summary for each in drawn]
+    return thinned + unfinished_note(summaries, " Drawn to the last epoch that all seeds have reached")
