@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import importlib.resources
 import pathlib
 import time
 from collections.abc import Iterable, Sequence
@@ -16,8 +15,9 @@ from markupsafe import Markup
 from sparsum_experiments.errors import UsageError
 from sparsum_experiments.files import write_bytes
 from sparsum_experiments.report.comparison import Cell, compare
-from sparsum_experiments.report.figures import MAX_POINTS, Drawing, figures_of, sample, styles_of
-from sparsum_experiments.report.latent import show_latent
+from sparsum_experiments.report.drawing import sample
+from sparsum_experiments.report.figures import MAX_POINTS, figures_of, styles_of
+from sparsum_experiments.report.latent.kept import show_latent
 from sparsum_experiments.report.latent.view import png_address
 from sparsum_experiments.report.notes import machines_note, unfinished_note
 from sparsum_experiments.report.sections import Section, read_sections
@@ -34,15 +34,10 @@ _BEGIN = b"<!doctype html>"
 
 
 def write_report(places: Iterable[pathlib.Path], out: pathlib.Path, data_dir: str | None = None) -> pathlib.Path:
-    """Write a page of all runs in or below some folders; returns its file.
+    """Write a page of all runs and records in or below some folders to a file, or as ``report.html`` to a folder.
 
-    Args:
-        places: folders of runs or records, or folders above them.
-        out: the file to write, or its folder; then it is ``report.html``.
-        data_dir: where the data is, for what latent variables learned; by default as in the config of each run.
-
-    Raises:
-        UsageError: if there is no run.
+    Returns its file. What latent variables learned needs data, which is in ``data_dir``, by default as in each run's config.
+    A UsageError is raised if there is no run.
     """
     file = page_file(out)
     write_page(*read_sections(places), file, data_dir)
@@ -57,8 +52,10 @@ def page_file(out: pathlib.Path) -> pathlib.Path:
 def check_page_file(file: pathlib.Path) -> None:
     """Raise a UsageError if a file exists and is not a page: it may be needed."""
     if file.exists():
-        with file.open("rb") as old:
-            begin = old.read(len(_BEGIN))
+        begin = b"?"
+        if file.is_file():  # reading a pipe might never end
+            with file.open("rb") as old:
+                begin = old.read(len(_BEGIN))
         if begin and begin.lower() != _BEGIN:
             raise UsageError(f"{file} exists and is not an HTML report: choose another --out, or delete it")
 
@@ -102,8 +99,7 @@ def macros(template: str) -> Any:
 
 def _files(suffix: str) -> Markup:
     """All style sheets or all scripts of the page, in the order of their names."""
-    folder = importlib.resources.files("sparsum_experiments.report") / "page"
-    files = sorted((file for file in folder.iterdir() if file.name.endswith(f".{suffix}")), key=lambda file: file.name)
+    files = sorted((pathlib.Path(__file__).parent / "page").glob(f"*.{suffix}"))
     return Markup("\n".join(file.read_text(encoding="utf-8") for file in files))
 
 
@@ -129,6 +125,7 @@ def _content(section: Section, name: str, n_sections: int) -> dict[str, Any]:
     """What the templates show of a section."""
     every = compare(section)
     is_long, has_many = len(every.rows) > _MAX_ROWS, len(section.summaries) > _MAX_ROWS
+    better = "larger" if section.kind.sign > 0 else "smaller"
     n_points = max(20, min(MAX_POINTS, _TOTAL_POINTS // n_sections))
     return {
         "id": name,
@@ -139,40 +136,32 @@ def _content(section: Section, name: str, n_sections: int) -> dict[str, Any]:
         "is_tested": any(summary.test for summary in section.summaries),
         "metrics": _metrics(section, section.summaries),
         "best_metrics": _metrics(section, section.best) if has_many else [],
-        "metric_notes": list(filter(None, _metric_notes(section))),
+        "metric_notes": [
+            f"Validation at the last epoch, means ± standard errors over seeds; {better} {section.criterion} is better. "
+            "Training calls: decoder calls per example, the mean over all epochs.",
+            unfinished_note(section.summaries, "Taken at the last epoch that all seeds have reached"),
+            machines_note((summary.label, summary.runs) for summary in section.summaries),
+        ],
         "drawn_settings": drawn_settings(section),
         "styles": styles_of(section),
-        "figures": [
-            Drawing(figure, f"{name}-figure-{i}") for i, figure in enumerate(figures_of(section, n_points), start=1)
-        ],
+        "figures": figures_of(section, n_points),
         "commands": [run.command for run in section.runs if run.command],
     }
 
 
 def _metrics(section: Section, summaries: Sequence[Summary]) -> list[list[Any]]:
     """The header and the rows of the table of all metrics; empty if nothing is measured yet."""
-    if not summaries:
-        return []
     header, *rows = cells(summaries, section.criterion)
-    return [header, *([Cell(text) for text in row] for row in rows)]
-
-
-def _metric_notes(section: Section) -> list[str]:
-    better = "larger" if section.kind.sign > 0 else "smaller"
-    return [
-        f"Validation at the last epoch, means ± standard errors over seeds; {better} {section.criterion} is better. "
-        "Training calls: decoder calls per example, the mean over all epochs.",
-        unfinished_note(section.summaries, "Taken at the last epoch that all seeds have reached"),
-        machines_note((summary.label, summary.runs) for summary in section.summaries),
-    ]
+    return [header, *([Cell(text) for text in row] for row in rows)] if summaries else []
 
 
 def drawn_settings(section: Section) -> str:
     """Which settings are drawn, of methods that have several; empty if no method has."""
     n_settings = collections.Counter(summary.method for summary in section.summaries)
-    chosen = []
-    for summary in section.best:
-        if (n := n_settings[summary.method]) > 1:
-            chosen.append(f"{summary.method}: {summary.setting_text or 'no variant'} (of {n})")
+    chosen = [
+        f"{summary.method}: {summary.setting_text or 'no variant'} (of {n_settings[summary.method]})"
+        for summary in section.best
+        if n_settings[summary.method] > 1
+    ]
     about = f"Each method is drawn at the setting with the best {section.criteria} on the validation data."
     return f"{about} {'; '.join(chosen)}." if chosen else ""

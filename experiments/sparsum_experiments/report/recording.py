@@ -11,7 +11,7 @@ from typing import Any
 from sparsum_experiments.errors import UsageError
 from sparsum_experiments.files import write_bytes
 from sparsum_experiments.registry import check_method, place_options, used_config
-from sparsum_experiments.report.latent import NoView, latent_of_run
+from sparsum_experiments.report.latent.kept import NoView, latent_of_run
 from sparsum_experiments.runs import (
     LATENT_FOLDER,
     Record,

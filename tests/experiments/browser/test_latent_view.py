@@ -13,8 +13,8 @@ import pytest
 import torch
 from sparsum_experiments import report
 from sparsum_experiments.bitvector_vae import BitvectorVAE, Model
-from sparsum_experiments.report import latent
 from sparsum_experiments.report import page as pages
+from sparsum_experiments.report.latent import kept as latent
 from sparsum_experiments.report.latent.bits import BitsView
 from sparsum_experiments.training.evaluate import restore_experiment
 from sparsum_experiments.training.start import run

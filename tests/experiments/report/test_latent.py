@@ -20,7 +20,8 @@ import torch
 from sparsum_experiments import report
 from sparsum_experiments.bitvector_vae import BitvectorVAE
 from sparsum_experiments.main import main
-from sparsum_experiments.report import latent, page
+from sparsum_experiments.report import page
+from sparsum_experiments.report.latent import kept as latent
 from sparsum_experiments.report.latent.bits import BitsView, halves
 from sparsum_experiments.report.latent.classes import ClassesView
 from sparsum_experiments.report.latent.symbols import Concept, SymbolsView

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+import os
 import re
 import xml.etree.ElementTree
 from html.parser import HTMLParser
@@ -18,8 +19,10 @@ from sparsum_experiments import report
 from sparsum_experiments.errors import UsageError
 from sparsum_experiments.registry import make_args
 from sparsum_experiments.report import page
+from sparsum_experiments.report.axes import line, mark
 from sparsum_experiments.report.comparison import compare
-from sparsum_experiments.report.figures import Drawing, Figure, Point, Series, figures_of
+from sparsum_experiments.report.drawing import Figure
+from sparsum_experiments.report.figures import figures_of
 from sparsum_experiments.runs import Config, RunArgs, RunFolder, RunWriter, read_run
 from sparsum_experiments.training.start import run
 
@@ -117,10 +120,10 @@ def test_statistics_by_hand(tmp_path: Path) -> None:
     assert summary.validation["elbo"].error == pytest.approx(math.sqrt(7 / 3))
     assert set(summary.test) == {"elbo"}  # the standard error within a run is none of the metrics
     elbo, *_ = figures_of(section)
-    (line,) = elbo.series
-    assert (line.x, line.y) == ([1, 2, 3], [-9.0, -9.0, -3.0])
-    assert line.low == pytest.approx([-9.0, -9.0, -3.0 - math.sqrt(7 / 3)])
-    assert line.high == pytest.approx([-9.0, -9.0, -3.0 + math.sqrt(7 / 3)])
+    (drawn,) = elbo.series
+    assert (drawn.x.tolist(), drawn.y.tolist()) == ([1, 2, 3], [-9.0, -9.0, -3.0])
+    assert drawn.low.tolist() == pytest.approx([-9.0, -9.0, -3.0 - math.sqrt(7 / 3)])
+    assert drawn.high.tolist() == pytest.approx([-9.0, -9.0, -3.0 + math.sqrt(7 / 3)])
     assert summary.calls == report.Statistic(2.0, 0.0, 3)
     assert (summary.seconds.mean, summary.n_finished) == (4.5, 3)
     assert "-3 ±1.5" in shown(tmp_path)
@@ -246,11 +249,11 @@ def test_no_run_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("logarithmic", ["y", ""])
 def test_lines_are_drawn_within_their_frame(n_lines: int, values: list[float], logarithmic: str) -> None:
     epochs = list(range(1, len(values) + 1))
-    lines = [Series(f"line {i}", i, epochs, values, values, values) for i in range(n_lines)]
-    drawn = Drawing(Figure("a < b", "a note", "epoch", "y", lines, logarithmic), "one")
+    lines = [line(f"line {i}", i, epochs, values, values, values) for i in range(n_lines)]
+    drawn = Figure("a < b", "a note", "epoch", "y", lines, logarithmic)
     shown = [value for value in values if math.isfinite(value) and (value > 0 or not logarithmic)]
     if not shown:
-        assert "Nothing to draw" in drawn.note
+        assert "Nothing to draw" in drawn.caption
         return
     root = parse(drawn)
     paths = [each for each in root.iter("path") if each.get("stroke-width") == "1.8"]
@@ -265,19 +268,19 @@ def test_lines_are_drawn_within_their_frame(n_lines: int, values: list[float], l
 def test_a_spike_does_not_flatten_a_figure() -> None:
     values = [float(i % 10) for i in range(100)]
     values[0], values[60] = 500.0, 1e6
-    drawn = Drawing(Figure("title", "note", "epoch", "y", [Series("a", 0, list(range(1, 101)), values)]), "one")
-    assert "of the first epochs or of spikes, are outside" in drawn.note
-    (line,) = [each for each in parse(drawn).iter("path") if each.get("stroke-width") == "1.8"]
-    heights = [float(y) for y in re.findall(r"[ML][-\d.]+,([-\d.]+)", line.attrib["d"])]
+    drawn = Figure("title", "note", "epoch", "y", [line("a", 0, list(range(1, 101)), values)])
+    assert "of the first epochs or of spikes, are outside" in drawn.caption
+    (path,) = [each for each in parse(drawn).iter("path") if each.get("stroke-width") == "1.8"]
+    heights = [float(y) for y in re.findall(r"[ML][-\d.]+,([-\d.]+)", path.attrib["d"])]
     assert max(heights) - min(y for y in heights if y > 0) > 200
 
 
 @pytest.mark.parametrize("n", [1, 11])
 @pytest.mark.parametrize("value", [0.0, 1e-7, 3.5, 2e9])
 def test_points_are_drawn_within_their_frame(n: int, value: float) -> None:
-    points = [Point(report.Statistic(value + i, 0.5, 3), report.Statistic(-value, None, 1)) for i in range(n)]
-    series = [Series(f"a long name of method {i}", i, point=point) for i, point in enumerate(points)]
-    drawn = Drawing(Figure("title", "note", "x", "y", series), "one")
+    y = report.Statistic(-value, None, 1)
+    series = [mark(f"a long name of method {i}", i, report.Statistic(value + i, 0.5, 3), y) for i in range(n)]
+    drawn = Figure("title", "note", "x", "y", series)
     marks = [each for each in parse(drawn).iter("path") if each.get("fill", "").startswith("var(--c")]
     assert len({each.attrib["transform"] for each in marks}) == 2 * n  # each once more beside its name
     assert_within(drawn)
@@ -285,9 +288,9 @@ def test_points_are_drawn_within_their_frame(n: int, value: float) -> None:
 
 def test_drawn_places_are_those_of_the_numbers_for_scripts() -> None:
     values = [3.0, 30.0, 300.0]
-    drawn = Drawing(Figure("title", "note", "epoch", "y", [Series("a", 0, [1, 2, 3], values)], "y"), "one")
-    (line,) = [each for each in parse(drawn).iter("path") if each.get("stroke-width") == "1.8"]
-    points = [(float(x), float(y)) for x, y in re.findall(r"[ML]([-\d.]+),([-\d.]+)", line.attrib["d"])]
+    drawn = Figure("title", "note", "epoch", "y", [line("a", 0, [1, 2, 3], values)], "y")
+    (path,) = [each for each in parse(drawn).iter("path") if each.get("stroke-width") == "1.8"]
+    points = [(float(x), float(y)) for x, y in re.findall(r"[ML]([-\d.]+),([-\d.]+)", path.attrib["d"])]
 
     def place(axis: dict[str, Any], value: float) -> float:
         scaled = math.log10(value) if axis["is_logarithmic"] else value
@@ -300,11 +303,15 @@ def test_drawn_places_are_those_of_the_numbers_for_scripts() -> None:
         assert y + TOP == pytest.approx(place(drawn.numbers["y"], value), abs=0.1)
 
 
-def parse(drawn: Drawing) -> xml.etree.ElementTree.Element:
-    return xml.etree.ElementTree.fromstring(f"<svg>{drawn.picture}</svg>")
+def methods_of(figure: Figure) -> list[str]:
+    return [str(series.method.iloc[0]) for series in figure.series]
 
 
-def assert_within(drawn: Drawing) -> None:
+def parse(drawn: Figure) -> xml.etree.ElementTree.Element:
+    return xml.etree.ElementTree.fromstring(f"<svg>{drawn.picture('one')}</svg>")
+
+
+def assert_within(drawn: Figure) -> None:
     """All texts are in the picture, and the names beside the plot do not overlap."""
     places = []
     for each in parse(drawn).iter("text"):
@@ -318,8 +325,8 @@ def assert_within(drawn: Drawing) -> None:
 
 def test_hostile_names_are_drawn_as_text() -> None:
     names = ["</text><script>alert(1)</script>", "\x1b[31m\x00", 'x fill="red"', "]]>&amp;", "\u2028"]
-    series = [Series(name, i, [1, 2], [1.0, float(i)]) for i, name in enumerate(names)]
-    root = parse(Drawing(Figure("title", "note", "<b>\x07", "</svg>", series), "one"))
+    series = [line(name, i, [1, 2], [1.0, float(i)]) for i, name in enumerate(names)]
+    root = parse(Figure("title", "note", "<b>\x07", "</svg>", series))
     assert {each.tag for each in root.iter()} <= {"svg", "g", "path", "line", "text", "clipPath", "rect"}
     texts = [each.text for each in root.iter("text") if "data-series" in each.attrib]
     assert {text and text[:4] for text in texts} == {"</te", "\\x1b", "x fi", "]]>&", "\\u20"}
@@ -328,14 +335,18 @@ def test_hostile_names_are_drawn_as_text() -> None:
 def test_bands_of_calls_are_percentiles(tmp_path: Path) -> None:
     for seed, shift in enumerate((0.0, 2.0)):
         path = make_run(tmp_path / str(seed), [-1.0] * 3, seed=seed)
-        lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-        for line in lines:
-            line["calls"] |= {"median": 3 + shift, "p10": 1 + shift, "p90": 8 + 2 * shift, "p25": 2.0, "p75": 4.0}
-        (path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+        lines = [json.loads(text) for text in (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        for epoch in lines:
+            epoch["calls"] |= {"median": 3 + shift, "p10": 1 + shift, "p90": 8 + 2 * shift, "p25": 2.0, "p75": 4.0}
+        (path / "metrics.jsonl").write_text("".join(f"{json.dumps(epoch)}\n" for epoch in lines), encoding="utf-8")
     (section,), _ = report.read_sections([tmp_path])
     calls = next(figure for figure in figures_of(section) if "calls" in figure.title)
-    (line,) = calls.series
-    assert (line.y, line.low, line.high) == ([4.0] * 3, [2.0] * 3, [10.0] * 3)  # means over the two seeds
+    (drawn,) = calls.series
+    assert (drawn.y.tolist(), drawn.low.tolist(), drawn.high.tolist()) == (
+        [4.0] * 3,
+        [2.0] * 3,
+        [10.0] * 3,
+    )  # means over the two seeds
     assert "from the 10th to the 90th percentile" in calls.note
 
 
@@ -350,10 +361,12 @@ def test_bit_vectors_have_the_figures_of_the_paper(tmp_path: Path) -> None:
     assert section.title == "bitvector-vae on digits, 32 bits"
     figures = {figure.title: figure for figure in figures_of(section)}
     (elbo,) = figures["Validation negative ELBO over decoder calls"].series
-    assert (elbo.x, elbo.y) == ([10.5, 15.0], [100.5, 100.5])  # calls are summed, then averaged over seeds
+    assert (elbo.x.tolist(), elbo.y.tolist()) == ([10.5, 15.0], [100.5, 100.5])  # calls are summed, then averaged over seeds
     (plane,) = figures["Rate and distortion"].series
-    assert (plane.x, plane.y) == ([12.0, 11.0], [90.0, 90.0])
-    assert plane.point == Point(report.Statistic(11.0, 2.0, 2), report.Statistic(90.0, 0.0, 2))
+    path, end = plane[~plane.is_mark], plane[plane.is_mark]
+    assert (path.x.tolist(), path.y.tolist()) == ([12.0, 11.0], [90.0, 90.0])
+    # Rate 11 ± 2 and distortion 90 ± 0.
+    assert end[["left", "x", "right", "low", "y", "high"]].to_numpy().tolist() == [[9.0, 11.0, 13.0, 90.0, 90.0, 90.0]]
     assert set(figures) > {"Validation negative ELBO over epochs", "Decoder calls at each epoch", "Time and quality"}
 
 
@@ -390,8 +403,8 @@ def test_long_tables_show_the_best_of_the_evaluated_settings(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("text", ["</script><script>alert(1)</script>", "<!--", "\u2028", "&lt;", "\"'"])
 def test_numbers_for_scripts_are_escaped(text: str) -> None:
-    drawn = Drawing(Figure("title", "note", text, "y", [Series(text, 0, [1], [2.0])]), "one")
-    chart = page.macros("section.html.j2").chart(drawn)
+    drawn = Figure("title", "note", text, "y", [line(text, 0, [1], [2.0])])
+    chart = page.macros("section.html.j2").chart(drawn, "one")
     (inside,) = re.findall(r'<script type="application/json">(.*?)</script>', chart, flags=re.DOTALL)
     assert not set("<>&\u2028\u2029") & set(inside)
     assert json.loads(inside)["xLabel"] == json.loads(inside)["series"][0]["name"] == text
@@ -467,11 +480,10 @@ def test_own_experiments_have_figures(tmp_path: Path) -> None:
     wanted = ["Validation loss over epochs", "Decoder calls at each epoch", "Time and quality", "Decoder calls and quality"]
     assert titles == wanted
     loss, calls_figure, time, _ = figures_of(section)
-    assert [series.name for series in loss.series] == ["mine", "theirs"]
-    assert loss.series[0].y == [3.0, 2.0, 1.0]
-    assert [series.name for series in calls_figure.series] == ["mine"]
-    assert time.series[1].point is not None
-    assert time.series[1].point.x.mean == 3.0
+    assert methods_of(loss) == ["mine", "theirs"]
+    assert loss.series[0].y.tolist() == [3.0, 2.0, 1.0]
+    assert methods_of(calls_figure) == ["mine"]
+    assert (time.series[1].is_mark.tolist(), time.series[1].x.tolist()) == ([True], [3.0])
     text = read(report.write_report([tmp_path], tmp_path / "page.html")).text
     assert "own <b> on own" in text
     assert "smaller loss, nats is better" in text
@@ -496,9 +508,9 @@ def test_unfinished_methods_are_marked_and_taken_at_their_common_epoch(tmp_path:
     assert (dense.validation["elbo"].mean, dense.seconds.mean, dense.test) == (-8.0, 1.5, {})  # of the first epoch
     figures = {figure.title: figure for figure in figures_of(section)}
     elbo, time = figures["Validation ELBO over epochs"], figures["Time and quality"]
-    assert {series.name for series in elbo.series} == {"sparse", "dense"}
+    assert set(methods_of(elbo)) == {"sparse", "dense"}
     assert "Drawn to the last epoch that all seeds have reached: dense, unfinished, at epoch 1 of 3." in elbo.note
-    assert [series.name for series in time.series] == ["sparse"]
+    assert methods_of(time) == ["sparse"]
     assert "Not drawn: dense, unfinished, at epoch 1 of 3." in time.note
     page = read(report.write_report([tmp_path], tmp_path / "page.html"))
     assert "0 of 2, unfinished, at epoch 1 of 3" in page.text
@@ -548,8 +560,8 @@ def test_different_numbers_of_samples_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("n_epochs", "ticks"), [(1, ["1"]), (2, ["1", "2"]), (4, ["1", "2", "3", "4"])])
 def test_few_epochs_have_a_number_each(n_epochs: int, ticks: list[str]) -> None:
-    series = [Series("a", 0, list(range(1, n_epochs + 1)), [3.0] * n_epochs)]
-    root = parse(Drawing(Figure("title", "note", "epoch", "y", series), "one"))
+    series = [line("a", 0, list(range(1, n_epochs + 1)), [3.0] * n_epochs)]
+    root = parse(Figure("title", "note", "epoch", "y", series))
     below = [
         each
         for each in root.iter("text")
@@ -559,9 +571,9 @@ def test_few_epochs_have_a_number_each(n_epochs: int, ticks: list[str]) -> None:
 
 
 def test_bands_are_described_in_words() -> None:
-    series = [Series("a", 0, [1, 2], [5.0, 4.0], [4.0, 3.0], [6.0, 5.0])]
-    around_mean = Drawing(Figure("title", "note", "epoch", "y", series), "one")
-    around_median = Drawing(Figure("title", "note", "epoch", "y", series, edges="quartiles"), "one")
+    series = [line("a", 0, [1, 2], [5.0, 4.0], [4.0, 3.0], [6.0, 5.0])]
+    around_mean = Figure("title", "note", "epoch", "y", series)
+    around_median = Figure("title", "note", "epoch", "y", series, edges="quartiles")
     assert around_mean.description == "y against epoch. At the end: a 4 ± 1."
     assert around_median.description == "y against epoch. At the end: a median 4, quartiles 3 to 5."
 
@@ -605,3 +617,16 @@ def test_narrow_terminals_get_a_small_table(tmp_path: Path) -> None:
     assert "seconds" not in narrow
     assert "lr 0.012" in wide
     assert "A wider terminal" not in wide
+
+
+def test_an_own_run_that_has_measured_nothing_yet_is_reported(tmp_path: Path) -> None:
+    RunWriter(tmp_path / "new", "mine", "plain", epochs=3)
+    assert "mine on own" in read(report.write_report([tmp_path], tmp_path / "page.html")).text
+    RunWriter(tmp_path / "empty", "mine", "other", epochs=1).epoch({})
+    assert "mine on own" in read(report.write_report([tmp_path], tmp_path / "page.html")).text
+
+
+def test_a_pipe_in_the_place_of_the_page_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "report.html")
+    with pytest.raises(UsageError, match="exists and is not an HTML report"):
+        report.check_page_file(tmp_path / "report.html")

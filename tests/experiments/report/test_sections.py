@@ -458,3 +458,11 @@ def test_a_test_metric_that_is_not_the_criterion_is_not_judged(tmp_path: Path) -
     assert table.header[1] == "test error"
     assert not best(table, "test error")
     assert table.finding.startswith("two has the lowest validation loss, 1; one follows with 2")
+
+
+def test_options_that_a_method_ignores_do_not_set_its_runs_apart(tmp_path: Path) -> None:
+    for seed, k in enumerate((1, 3)):
+        make_run(tmp_path / str(seed), {"accuracy": 0.5}, seed=seed, k=k)
+    (row,) = table_of(tmp_path).rows
+    assert row[0].text == "sparse"
+    assert row[-1].text == "2"

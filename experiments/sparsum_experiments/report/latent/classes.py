@@ -11,19 +11,8 @@ from torch.nn import functional
 
 import sparsum as sp
 from sparsum_experiments.experiment import AbstractExperiment
-from sparsum_experiments.report.latent.view import (
-    MAX_EXAMPLES,
-    AbstractView,
-    Part,
-    Probability,
-    Raw,
-    Side,
-    Text,
-    check_size,
-    class_name,
-    grey_bytes,
-    one_of_each_class,
-)
+from sparsum_experiments.report.latent import view
+from sparsum_experiments.report.latent.view import AbstractImagesView, Part, Probability, Raw
 from sparsum_experiments.ssvae import N_CLASSES, Model, SemisupervisedVAE
 
 _N_COLUMNS = 12
@@ -40,11 +29,9 @@ class Reconstruction(Part):
     image: Raw
 
 
-class Example(Part):
+class Example(view.ImageExample):
     """A test image, the probabilities of the classes, and its reconstructions under the most probable ones."""
 
-    label: Text
-    image: Raw
     probabilities: Annotated[list[Probability], pydantic.Field(min_length=N_CLASSES, max_length=N_CLASSES)]
     reconstructions: Annotated[list[Reconstruction], pydantic.Field(max_length=N_CLASSES)]
 
@@ -54,30 +41,26 @@ class Example(Part):
         return ", ".join(f"{z}: {p:.0%}" for z, p in enumerate(self.probabilities) if p >= _LEAST)
 
 
-class ClassesView(AbstractView):
+class ClassesView(AbstractImagesView):
     """Samples of each class, (N_CLASSES, n_columns) pictures, and test images."""
 
     kind: ClassVar[str] = "classes"
     title: ClassVar[str] = "What the classes learned"
-    height: Side
-    width: Side
-    n_columns: Annotated[int, pydantic.Field(ge=1, le=MAX_EXAMPLES)]
+    n_columns: Annotated[int, pydantic.Field(ge=1, le=64)]
     samples: Raw
-    examples: Annotated[list[Example], pydantic.Field(max_length=MAX_EXAMPLES)]
+    examples: Annotated[list[Example], pydantic.Field(max_length=64)]
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:
-        size = self.height * self.width
-        check_size(self.samples, N_CLASSES * self.n_columns * size, "samples")
+        view.check_size(self.samples, N_CLASSES * self.n_columns * self.n_pixels, "samples")
         for i, example in enumerate(self.examples):
             for image in (example.image, *(each.image for each in example.reconstructions)):
-                check_size(image, size, f"an image of examples.{i}")
+                view.check_size(image, self.n_pixels, f"an image of examples.{i}")
         return self
 
     def rows(self) -> list[list[bytes]]:
         """The samples of each class."""
-        size = self.height * self.width
-        every = [self.samples[i : i + size] for i in range(0, len(self.samples), size)]
+        every = [self.samples[i : i + self.n_pixels] for i in range(0, len(self.samples), self.n_pixels)]
         return [every[i : i + self.n_columns] for i in range(0, len(every), self.n_columns)]
 
     @classmethod
@@ -90,11 +73,19 @@ class ClassesView(AbstractView):
         samples = _decoded(model, h.repeat(N_CLASSES, 1), every)
         x = experiment.binarised(images.test.x[:_N_SEARCHED], generator)
         pi = _posterior(model, x, generator)
-        chosen = _chosen(one_of_each_class(images, N_CLASSES), pi, len(x))
-        labels = [class_name(images, label) for label in images.test.y[chosen].tolist()]
-        examples = [_example(model, *each) for each in zip(labels, x[chosen], pi[chosen], strict=True)]
+        unsure = (
+            pi.amax(-1).argsort(stable=True)[:_N_UNSURE].tolist()
+        )  # those whose most probable class is the least probable
+        chosen = [i for i in dict.fromkeys(view.one_of_each_class(images, N_CLASSES) + unsure) if i < len(x)]
+        every_example = zip(view.class_names(images, chosen), x[chosen], pi[chosen], strict=True)
         height, width = images.shape
-        return cls(height=height, width=width, n_columns=_N_COLUMNS, samples=grey_bytes(samples), examples=examples)
+        return cls(
+            height=height,
+            width=width,
+            n_columns=_N_COLUMNS,
+            samples=view.grey_bytes(samples),
+            examples=[_example(model, *each) for each in every_example],
+        )
 
 
 def _decoded(model: Model, h: Tensor, z: Tensor) -> Tensor:
@@ -106,18 +97,11 @@ def _decoded(model: Model, h: Tensor, z: Tensor) -> Tensor:
 def _posterior(model: Model, x: Tensor, generator: torch.Generator) -> Tensor:
     """The probabilities of the classes under the method's own posterior: (n, N_CLASSES)."""
     exact = model.estimator if isinstance(model.estimator, sp.estimators.Sparse) else sp.estimators.Dense()
-
     scores = model.classifier(x)
     # What is asked for is the distribution: the loss does not matter.
     mean = exact(scores, sp.OneOf(N_CLASSES), lambda z, _: scores.new_zeros(len(z)), generator=generator).distribution.mean
     assert isinstance(mean, Tensor)
     return mean
-
-
-def _chosen(first: list[int], pi: Tensor, n: int) -> list[int]:
-    """The places of one image of each class, and of those whose most probable class is the least probable."""
-    unsure = pi.amax(-1).argsort(stable=True)[:_N_UNSURE].tolist()
-    return [i for i in dict.fromkeys(first + unsure) if i < n]
 
 
 def _example(model: Model, label: str, x: Tensor, pi: Tensor) -> Example:
@@ -126,6 +110,6 @@ def _example(model: Model, label: str, x: Tensor, pi: Tensor) -> Example:
     one_hot = functional.one_hot(best, N_CLASSES).to(x.dtype)
     mean, _ = model.inference(torch.cat([x.expand(len(best), -1), one_hot], -1)).chunk(2, -1)
     pictures = _decoded(model, mean, best)
-    found = [Reconstruction(z=z, image=grey_bytes(picture)) for z, picture in zip(best.tolist(), pictures, strict=True)]
+    found = [Reconstruction(z=z, image=view.grey_bytes(picture)) for z, picture in zip(best.tolist(), pictures, strict=True)]
     probabilities = [round(p, 6) for p in pi.tolist()]
-    return Example(label=label, image=grey_bytes(x), probabilities=probabilities, reconstructions=found)
+    return Example(label=label, image=view.grey_bytes(x), probabilities=probabilities, reconstructions=found)

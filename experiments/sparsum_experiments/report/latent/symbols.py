@@ -41,28 +41,17 @@ class Symbol(Part):
 
 
 class SymbolsView(AbstractView):
-    """What the sender says about the test images with its most probable symbol.
-
-    Args:
-        n_images: how many test images there are.
-        n_concepts: how many concepts they show.
-        n_symbols: how many symbols there are.
-        n_used: how many are sent at all.
-        n_guessed: images whose concept is the most frequent one of their symbol.
-        n_named: concepts that are most of what some symbol is sent for.
-        n_own: those among them for most of whose images that symbol is sent.
-        symbols: the most frequent ones.
-    """
+    """What the sender says about the test images with its most probable symbol; the most frequent symbols are listed."""
 
     kind: ClassVar[str] = "symbols"
     title: ClassVar[str] = "What the symbols stand for"
     n_images: _Count
     n_concepts: _Count
     n_symbols: _Count
-    n_used: _Count
-    n_guessed: _Count
-    n_named: _Count
-    n_own: _Count
+    n_used: _Count  # symbols that are sent at all
+    n_guessed: _Count  # images whose concept is the most frequent one of their symbol
+    n_named: _Count  # concepts that are most of what some symbol is sent for
+    n_own: _Count  # those among them for most of whose images that symbol is sent
     symbols: Annotated[list[Symbol], pydantic.Field(max_length=10 * _N_SYMBOLS)]
 
     @pydantic.model_validator(mode="after")
@@ -88,16 +77,13 @@ class SymbolsView(AbstractView):
         scores = torch.cat([experiment.model.sender(x) for x in test.x.split(_AT_ONCE)])
         if not scores.isfinite().all():
             raise ValueError("a score of the sender is not finite")
-        sent = scores.argmax(-1)
-        return cls.from_counts(counts_of(sent, test.concept, experiment.args.n_symbols, len(names)), names)
+        n_symbols, n_concepts = experiment.args.n_symbols, len(names)
+        pairs = scores.argmax(-1) * n_concepts + test.concept
+        return cls.from_counts(pairs.bincount(minlength=n_symbols * n_concepts).reshape(n_symbols, n_concepts), names)
 
     @classmethod
-    def from_counts(
-        cls,
-        counts: Tensor,  # shape: (n_symbols, n_concepts), int64
-        names: tuple[str, ...],
-    ) -> Self:
-        """From how often each symbol was sent for each concept."""
+    def from_counts(cls, counts: Tensor, names: tuple[str, ...]) -> Self:
+        """From how often each symbol was sent for each concept: (n_symbols, n_concepts)."""
         per_symbol, per_concept = counts.sum(1), counts.sum(0)
         is_most = 2 * counts > per_symbol.unsqueeze(1)
         is_own = is_most & (2 * counts > per_concept)
@@ -112,16 +98,6 @@ class SymbolsView(AbstractView):
             n_own=int(is_own.any(0).sum()),
             symbols=[_symbol(z, counts[z], names) for z in order if per_symbol[z] > 0],
         )
-
-
-def counts_of(
-    symbols: Tensor,  # shape: (n_images,), int64
-    concepts: Tensor,  # shape: (n_images,), int64
-    n_symbols: int,
-    n_concepts: int,
-) -> Tensor:
-    """How often each symbol was sent for each concept: (n_symbols, n_concepts)."""
-    return (symbols * n_concepts + concepts).bincount(minlength=n_symbols * n_concepts).reshape(n_symbols, n_concepts)
 
 
 def _symbol(number: int, counts: Tensor, names: tuple[str, ...]) -> Symbol:

@@ -14,9 +14,6 @@ from torch import Tensor
 from sparsum_experiments.data import Images
 from sparsum_experiments.experiment import AbstractExperiment
 
-# The largest sizes that are read from a file.
-Side = Annotated[int, pydantic.Field(ge=1, le=256)]
-MAX_EXAMPLES = 64
 Text = Annotated[str, pydantic.Field(max_length=300)]
 Probability = Annotated[float, pydantic.Field(ge=0, le=1)]
 
@@ -62,16 +59,33 @@ class AbstractView(Part, ABC):
         """The view of a trained model; gradients are off, and all noise comes from the generator."""
 
 
+class ImageExample(Part):
+    """A test image: what is on it, and a byte for each pixel."""
+
+    label: Text
+    image: Raw
+
+
+class AbstractImagesView(AbstractView):
+    """A view with pictures, which are not larger than this when they are read from a file."""
+
+    height: Annotated[int, pydantic.Field(ge=1, le=256)]
+    width: Annotated[int, pydantic.Field(ge=1, le=256)]
+
+    @property
+    def n_pixels(self) -> int:
+        """Of each picture."""
+        return self.height * self.width
+
+
 def check_size(content: bytes, size: int, name: str) -> None:
     """Raise a ValueError unless there are so many bytes."""
     if len(content) != size:
         raise ValueError(f"{name} must be {size} bytes in base64, got {len(content)}")
 
 
-def grey_bytes(
-    parts: Tensor,  # numbers from 0 to 1
-) -> bytes:
-    """Grey levels of one byte each."""
+def grey_bytes(parts: Tensor) -> bytes:
+    """Numbers from 0 to 1 as grey levels of one byte each."""
     return (parts.clamp(0, 1) * 255).round().to(torch.uint8).cpu().numpy().tobytes()
 
 
@@ -92,7 +106,7 @@ def one_of_each_class(images: Images, n: int) -> list[int]:
     return (first + others)[:n]
 
 
-def class_name(images: Images, label: int) -> str:
-    """What is on an image, for people."""
+def class_names(images: Images, chosen: list[int]) -> list[str]:
+    """What is on test images, for people."""
     known = _CLASSES.get(images.name)
-    return known[label] if known else f"digit {label}"
+    return [known[label] if known else f"digit {label}" for label in images.test.y[chosen].tolist()]
