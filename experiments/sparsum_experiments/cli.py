@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from sparsum_experiments.options import Option
 
 _PATH = click.Path(path_type=pathlib.Path)
+_COUNT = click.IntRange(min=1)
 _DEVICE = click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="[default: as the run was started]")
 _RUN_DATA = click.option("--data-dir", help="The folder of all data sets. [default: as each run was started]")
 
@@ -179,7 +180,7 @@ app.add_command(
 @click.argument("runs", nargs=-1, required=True, type=_PATH, metavar="RUN...")
 @click.option("--checkpoint", type=click.Choice(["last", "best"]), default="last")
 @click.option("--split", type=click.Choice(["test", "validation"]), default="test")
-@click.option("--limit", type=click.IntRange(min=1), help="At most this many examples, for a quick look.")
+@click.option("--limit", type=_COUNT, help="At most this many examples, for a quick look.")
 @click.option("--samples", type=click.IntRange(min=2), default=1024, help="bitvector-vae: samples of importance sampling.")
 @click.option(
     "--annealed",
@@ -257,12 +258,9 @@ def _sweep_command(experiment: str) -> click.Command:
             help=f"The metric of --tuned-by: {metrics}; those that training does not measure need 'sparsum evaluate --split "
             "validation'. [default: the first, or the bound that a method is trained by]",
         ),
-        click.Option(["--seeds"], type=click.IntRange(min=1), default=1, help="How many, from 0."),
+        click.Option(["--seeds"], type=_COUNT, default=1, help="How many, from 0."),
         click.Option(
-            ["--jobs"],
-            type=click.IntRange(min=1),
-            default=1,
-            help="Runs at a time; on a GPU they share it by MPS where that is installed.",
+            ["--jobs"], type=_COUNT, default=1, help="Runs at a time; on a GPU they share it by MPS where that is installed."
         ),
         click.Option(["--evaluate"], is_flag=True, help="Measure each run on the test data when it is trained."),
         click.Option(
@@ -349,7 +347,7 @@ def record(runs: tuple[pathlib.Path, ...], out: pathlib.Path, variant: str, late
 
 @app.command(cls=_Unquoted, short_help="Train all experiments on digits.")
 @click.option("--out", type=_PATH, default="runs/demo", help="The folder of the runs and the report.")
-@click.option("--jobs", type=click.IntRange(min=1), default=2, help="Runs at a time.")
+@click.option("--jobs", type=_COUNT, default=2, help="Runs at a time.")
 def demo(out: pathlib.Path, jobs: int) -> None:
     """Train all three experiments on scikit-learn's digits: the sparse sum beside the dense sum and samplers."""
     from sparsum_experiments.demo import run_demo
