@@ -196,7 +196,7 @@ def test_other_run_in_folder_is_an_error_that_names_the_difference(tmp_path: Pat
     config = json.loads((run.folder / "config.json").read_text(encoding="utf-8"))
     del config["args"]["batch_size"]  # as of an earlier version, which always had today's default
     (run.folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UsageError, match=r"its batch_size is \d+, not 500"):
+    with pytest.raises(UsageError, match=r"its --batch-size is \d+, not 500"):
         sweep([other], 1, Quiet())
     (fewer,) = tiny_plan(tmp_path, epochs=1)
     with pytest.raises(UsageError, match="it has 2 epochs, more than 1"):

@@ -283,10 +283,10 @@ def test_runs_of_different_lengths_are_not_compared() -> None:
 def test_other_differences_to_the_earlier_runs_are_named() -> None:
     earlier({"sparse": [-1.0, -2.0]}, batch_size=100)
     assert "in grid, where it had epochs 2, batch_size 100)" in str(chosen()[0])
-    assert "where" not in str(chosen(batch_size=100)[0])
-    assert "where" not in str(chosen(grid=["batch_size"])[0])
+    assert "where" not in str(chosen(batch_size=100, epochs=2)[0])
+    assert "batch_size" not in str(chosen(grid=["batch_size"])[0])
     earlier({"dense": [-1.0, -2.0]}, experiment="bitvector-vae", bits=6)
-    assert "where" not in str(chosen(["dense"], experiment="bitvector-vae", grid=["bits"])[0])  # its preset has too many
+    assert "bits" not in str(chosen(["dense"], experiment="bitvector-vae", grid=["bits"])[0])  # its preset has too many
 
 
 def test_missing_runs_are_named_with_what_to_do() -> None:
@@ -368,4 +368,4 @@ def test_a_grid_and_then_the_seeds(tmp_path: Path, capsys: pytest.CaptureFixture
     better["validation"]["elbo"] = 1.0
     file.write_text(json.dumps(better) + "\n")
     assert sparsum(*final) == 2
-    assert "holds another run: its lr is 0.01, not 1e-09" in capsys.readouterr().err
+    assert "holds another run: its --lr is 0.01, not 1e-09" in capsys.readouterr().err
