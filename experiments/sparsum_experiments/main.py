@@ -18,8 +18,9 @@ def main(words: list[str] | None = None) -> NoReturn:
     before = signal.signal(signal.SIGINT, interrupt)
     try:
         _run(words)
-    except BaseException:
-        if interrupts:  # libraries that are being imported may turn it into an error of their own
+    except BaseException as error:
+        # Libraries that are being imported may turn an interrupt into an error of their own.
+        if interrupts or isinstance(error, KeyboardInterrupt):
             sys.exit(130)
         raise
     finally:
