@@ -221,7 +221,8 @@ def evaluate(runs: tuple[pathlib.Path, ...], samples: int, annealed: int, limit:
         except (ValueError, OSError) as error:  # the others can still be measured
             problems.append(str(error) if str(folder) in str(error) else f"{folder}: {error}")
             continue
-        say(str(folder))
+        here = pathlib.Path.cwd()
+        say(str(folder.relative_to(here) if folder.is_relative_to(here) else folder))
         Console().print(metrics_table(metrics))
     if limit is not None:
         say(f"of at most {limit} examples, so not kept with the runs")
