@@ -11,8 +11,6 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import pandas
-
 from sparsum_experiments.errors import UsageError
 from sparsum_experiments.registry import experiment_class, experiment_options, make_args, used_config, uses
 from sparsum_experiments.report.sections import config_key, differing_options, without_repetitions
@@ -138,6 +136,8 @@ class _Earlier:
         if owners and method not in owners:
             raise UsageError(f"--by {by}: {method} does not have it; use --methods with some of {', '.join(owners)}")
         metric, names, runs = by or self.kind.criterion_of(method), self.tuned_options(method), self.of(method)
+        import pandas  # so that sweeps start faster, and run without it
+
         measured = pandas.DataFrame([self.measured(run, metric) for run in runs], index=map(config_key, runs))
         for name, how in (("n_samples", "measured with {} samples"), ("n_annealed", "annealed for {} images")):
             counts = sorted(measured[name].dropna().unique()) if name in measured else []
