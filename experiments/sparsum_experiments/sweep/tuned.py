@@ -132,12 +132,12 @@ class _Earlier:
 
     def choice(self, method: str, grid: Collection[str], by: str | None) -> Choice:
         """The best setting of a method."""
+        import pandas  # here, so that other sweeps start faster
+
         owners = [other for other, criterion in self.kind.own_criteria.items() if criterion == by]
         if owners and method not in owners:
             raise UsageError(f"--by {by}: {method} does not have it; use --methods with some of {', '.join(owners)}")
         metric, names, runs = by or self.kind.criterion_of(method), self.tuned_options(method), self.of(method)
-        import pandas  # so that sweeps start faster, and run without it
-
         measured = pandas.DataFrame([self.measured(run, metric) for run in runs], index=map(config_key, runs))
         for name, how in (("n_samples", "measured with {} samples"), ("n_annealed", "annealed for {} images")):
             counts = sorted(measured[name].dropna().unique()) if name in measured else []
