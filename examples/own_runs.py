@@ -39,9 +39,10 @@ def train(method: str, seed: int, n_epochs: int, folder: pathlib.Path) -> None:
             def distance(z: Tensor, row: Tensor, x: Tensor = x) -> Tensor:
                 return (prototypes[z] - x[row]).square().sum(-1)
 
-            estimate = estimator(scorer(x), sp.OneOf(16), distance)
+            # Small scores and an entropy bonus keep several prototypes in the support of sparsemax while they are learned.
+            estimate = estimator(scorer(x) / 3, sp.OneOf(16), distance)
             optimiser.zero_grad()
-            (estimate.surrogate - 0.1 * estimate.distribution.entropy()).mean().backward()
+            (estimate.surrogate - estimate.distribution.entropy()).mean().backward()
             optimiser.step()
         loss, calls = estimate.value.mean().item(), estimate.calls.double().mean().item()
         writer.epoch({"loss": loss}, calls=calls)
