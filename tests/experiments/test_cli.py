@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
+import pty
+import re
+import subprocess
+import sys
 
 import pytest
 import torch
-from sparsum_experiments import demo
+from rich.text import Text
+from sparsum_experiments import __version__, demo
 from sparsum_experiments.main import main
 
 SMALL = ["--epochs", "1", "--device", "cpu"]
@@ -361,3 +367,30 @@ def test_the_demo_in_small(
     assert "sparse" in text
     assert "report.html" in text
     assert (tmp_path / "demo" / "report.html").exists()
+
+
+def test_the_version_and_completion_scripts_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sparsum("--version") == 0
+    assert __version__ in capsys.readouterr().out
+    for shell in ("bash", "zsh", "fish"):
+        assert sparsum("completion", shell) == 0
+        assert "_SPARSUM_COMPLETE" in capsys.readouterr().out
+
+
+def test_the_progress_bar_fits_80_columns() -> None:
+    terminal, end = pty.openpty()
+    words = [sys.executable, "-m", "sparsum_experiments.main", "train", "bitvector-vae", "topk", "--epochs", "30"]
+    environment = os.environ | {"COLUMNS": "80", "TERM": "xterm"}
+    process = subprocess.Popen(
+        [*words, "--device", "cpu", "--out", "run"], stdout=subprocess.PIPE, stderr=end, env=environment
+    )
+    os.close(end)
+    shown = b""
+    with contextlib.suppress(OSError):  # which ends the output of a terminal
+        while part := os.read(terminal, 4096):
+            shown += part
+    process.communicate(timeout=60)
+    os.close(terminal)
+    lines = [Text.from_ansi(line).plain for line in re.split(r"[\r\n]+", shown.decode())]
+    assert any("epoch" in line for line in lines)
+    assert max(map(len, lines)) <= 80
