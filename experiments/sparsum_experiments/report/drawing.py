@@ -143,7 +143,7 @@ class Figure:
         chart = altair.layer(
             layer("lines", "area", opacity=0.16, **path).encode(x, altair.Y("low:Q", **y), y2="high:Q"),
             layer("lines", "line", **thin, **path).encode(
-                x, altair.Y("y:Q", **y), altair.StrokeDash("style:O", scale=dashes, legend=None)
+                x, altair.Y("y:Q", **y), altair.StrokeDash("style:O", scale=dashes, legend=None), altair.Order("order:Q")
             ),
             layer("names", "rule", strokeWidth=0.8, opacity=0.6, strokeDash=[1, 3]).encode(**pixels, x2="x2:Q", y2="y2:Q"),
             layer("bars", "rule", strokeWidth=1.5).encode(**pixels, x2="x2:Q", y2="y2:Q"),
@@ -177,7 +177,7 @@ class Figure:
         names = ends.assign(x2=ends.x, y2=ends.y.clip(0, self.plot_height), x=WIDTH + 20, text=ends.method.map(shortened))
         names["y"] = spread(names.y2, 4, self.plot_height - 2)
         layers = {
-            "lines": lines,
+            "lines": lines.assign(order=range(len(lines))),  # epochs, by which paths turn back where x does
             "bars": bars[np.hypot(bars.x - bars.x2, bars.y - bars.y2) > 1],  # long enough to be seen
             "marks": pandas.concat([*(self._marked(rows) for _, rows in placed.groupby("style", sort=False)), names]),
             "names": names,

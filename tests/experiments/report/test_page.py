@@ -630,3 +630,14 @@ def test_a_pipe_in_the_place_of_the_page_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "report.html")
     with pytest.raises(UsageError, match="exists and is not an HTML report"):
         report.check_page_file(tmp_path / "report.html")
+
+
+def test_a_path_is_drawn_in_the_order_of_its_epochs(tmp_path: Path) -> None:
+    folder = RunFolder(make_run(tmp_path / "run", [], experiment="bitvector-vae", method="topk", epochs=3))
+    for epoch, rate in enumerate((1.0, 3.0, 2.0)):  # which turns back
+        metrics = {"elbo": -9.0, "rate": rate, "distortion": 9.0 - epoch}
+        folder.add_metrics({"epoch": epoch, "validation": metrics, "calls": {"mean": 1.0}, "seconds": 1.0})
+    (figure,) = (each for each in figures_of(report.read_sections([tmp_path])[0][0]) if each.title == "Rate and distortion")
+    (path,) = re.findall(r'd="M([^"Z]*L[^"Z]*L[^"Z]*)"', figure.picture("x"))
+    x = [float(part.split(",")[0]) for part in path.split("L")]
+    assert x[0] < x[2] < x[1]
