@@ -113,6 +113,14 @@ def can_look_at(values: Tensor) -> bool:
     )
 
 
+def has_values(x: Tensor) -> bool:
+    """Whether control flow can depend on the values of ``x``: not on the meta device, and not under a dispatch mode.
+
+    The tensors of FakeTensorMode have no values, and a tracer such as `make_fx` would record the path of one input.
+    """
+    return not (x.is_meta or isinstance(x, FakeTensor) or torch._C._len_torch_dispatch_stack())
+
+
 def compute_dtype(x: Tensor) -> torch.dtype:
     """The dtype for computations: at least float32."""
     return torch.float32 if x.dtype in _HALF else x.dtype

@@ -10,6 +10,7 @@ from torch import Tensor
 from sparsum.simplex import autograd, dispatch
 from sparsum.simplex.arguments import (
     apply_mask,
+    can_look_at,
     check_count,
     check_dim,
     check_mask,
@@ -149,7 +150,7 @@ def entmax(
         temperature: map ``x / temperature``, as for `sparsemax`.
 
     Returns:
-        Probabilities with the shape and dtype of ``x``, computed in float64 unless alpha is the number 1.5 or 2.
+        Probabilities with the shape and dtype of ``x``, computed in at least float32, and in float64 if alpha exceeds 2.
 
     Raises:
         TypeError: if ``x``, ``alpha`` or ``temperature`` does not have a floating-point dtype, or ``mask`` is not a boolean
@@ -197,16 +198,23 @@ def _map_anew(x: Tensor, alpha: float | Tensor, dim: int, mask: Tensor | None) -
         return _map_by_kernels(x, alpha, dim, mask)
     scores = x if mask is None else apply_mask(x, mask)
     scores = scores if is_last else scores.movedim(dim, -1)
-    if isinstance(alpha, Tensor) or alpha not in (1.5, 2.0):
-        # Near the boundary of the support, a large alpha amplifies rounding errors in the scores to large errors in p, and
-        # the sum of a long row of torch.softmax in float32 deviates from 1 by more than torch.distributions accepts.
-        alpha = alpha.double() if isinstance(alpha, Tensor) else alpha
-        probs = autograd.apply(scores.double(), alpha).to(compute_dtype(x))
-    else:
-        dtype = compute_dtype(x)
-        probs = autograd.apply(scores if scores.dtype == dtype else scores.to(dtype), alpha)
+    dtype = compute_dtype(x) if _is_moderate(alpha) else torch.float64
+    alpha = alpha.to(dtype) if isinstance(alpha, Tensor) else alpha
+    probs = autograd.apply(scores if scores.dtype == dtype else scores.to(dtype), alpha)
     probs = probs if probs.dtype == x.dtype else round_to(probs, x.dtype)
     return probs if is_last else probs.movedim(-1, dim)
+
+
+def _is_moderate(alpha: float | Tensor) -> bool:
+    """Whether derivatives in float32 are accurate, as far as is known without synchronization.
+
+    Near the boundary of the support, an alpha above 2 amplifies rounding errors in the probabilities to large errors in
+    their derivatives, and at alpha = 1 the sum of a long row of torch.softmax in float32 deviates from 1 by more than
+    torch.distributions accepts.
+    """
+    if isinstance(alpha, Tensor):
+        return can_look_at(alpha) and not bool((alpha > 2).any())
+    return 1 < alpha <= 2
 
 
 def _map_by_kernels(x: Tensor, alpha: float, dim: int, mask: Tensor | None) -> Tensor:

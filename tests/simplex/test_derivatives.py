@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
 
 import sparsum as sp
@@ -183,3 +184,76 @@ def test_exported_with_a_dynamic_batch() -> None:
     program = torch.export.export(sp.Sparsemax(), (scores(3, 50),), dynamic_shapes=({0: torch.export.Dim("batch")},))
     x = scores(11, 50)
     torch.testing.assert_close(program.module()(x), sp.sparsemax(x))
+
+
+every_mapping_and_loss = pytest.mark.parametrize(
+    "function",
+    [
+        sp.sparsemax,
+        sp.entmax15,
+        lambda x: sp.entmax(x, 1.3),
+        lambda x: sp.entmax(x, torch.tensor([1.1, 1.7, 2.5], dtype=torch.float64)),
+        lambda x: sp.sparsemax_loss(x, target()),
+        lambda x: sp.entmax_loss(x, target(), 1.3),
+    ],
+    ids=["sparsemax", "entmax15", "entmax", "entmax-rows", "sparsemax-loss", "entmax-loss"],
+)
+
+
+@every_mapping_and_loss
+def test_compiled_once_for_rows_of_any_length(function: Callable[[Tensor], Tensor]) -> None:
+    """Attention over sentences: after the first lengths, one graph serves all others."""
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    for n in (5, 40, 50):
+        compiled(scores(3, n))
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for n in (33, 64, 129, 300):
+            torch.testing.assert_close(compiled(scores(3, n)), function(scores(3, n)))
+
+
+@pytest.mark.parametrize(
+    ("function", "strict"),
+    [
+        (sp.sparsemax, False),
+        (sp.entmax15, True),
+        (lambda x: sp.entmax(x, 1.3), False),
+        (lambda x: sp.sparsemax_loss(x, target()), True),
+        (lambda x: sp.entmax_loss(x, target(), torch.tensor([1.1, 1.7, 2.5], dtype=torch.float64)), False),
+    ],
+    ids=["sparsemax", "entmax15", "entmax", "sparsemax-loss", "entmax-loss-rows"],
+)
+def test_exported_with_rows_of_any_length(function: Callable[[Tensor], Tensor], strict: bool) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(x)
+
+    sizes = {1: torch.export.Dim("n", min=4, max=10_000)}
+    program = torch.export.export(Model(), (scores(3, 50),), dynamic_shapes=(sizes,), strict=strict)
+    for n in (4, 31, 32, 33, 500):
+        torch.testing.assert_close(program.module()(scores(3, n)), function(scores(3, n)))
+
+
+@every_mapping_and_loss
+@pytest.mark.parametrize("n", [7, 50, 9000])
+def test_without_values(function: Callable[[Tensor], Tensor], n: int) -> None:
+    """Under FakeTensorMode, shapes and dtypes are computed, forward and backward."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x = torch.empty(3, n, dtype=torch.float64, requires_grad=True)
+        y = function(x)
+        (grad,) = torch.autograd.grad(y.sum(), x)
+        assert isinstance(y, FakeTensor)
+        assert isinstance(grad, FakeTensor)
+        assert (y.dtype, grad.shape) == (torch.float64, x.shape)
+
+
+@pytest.mark.parametrize("mapping", [sp.sparsemax, sp.entmax15, lambda x: sp.entmax(x, 1.3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_the_meta_device(mapping: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+    for n in (7, 50, 9000):
+        x = torch.empty(3, n, dtype=dtype, device="meta", requires_grad=True)
+        y = mapping(x)
+        (grad,) = torch.autograd.grad(y.sum(), x)
+        assert y.is_meta
+        assert y.dtype == dtype
+        assert grad.shape == y.shape == x.shape
