@@ -20,6 +20,7 @@ from torch import Tensor
 
 from sparsum.simplex.arguments import apply_mask, can_look_at, check_scores, compute_dtype, rows_of_alpha
 from sparsum.simplex.entropy import entropy_slope, tsallis_entropy
+from sparsum.simplex.forward_mode import nestable
 from sparsum.simplex.mappings import entmax
 
 Alpha = float | Tensor
@@ -189,6 +190,7 @@ class _Conjugate(torch.autograd.Function):
         return grad * probs, None, grad * entropy_slope(probs, rest[0]) if rest else None
 
     @staticmethod
+    @nestable
     def jvp(ctx: Any, scores_tangent: Tensor | None, _: Tensor | None, alpha_tangent: Tensor | None) -> Tensor:
         probs, *rest = ctx.saved_tensors
         result = torch.zeros_like(probs[..., 0])
