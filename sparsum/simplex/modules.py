@@ -16,7 +16,7 @@ class Sparsemax(torch.nn.Module):
 
     Args:
         dim: the dimension along which the probabilities sum to 1.
-        k: the maximum number of non-zero entries.
+        k: the maximum number of non-zero entries, if the row has more; not a hint, as in the `entmax` package.
         temperature: divides the scores. A number, or a tensor or `torch.nn.Parameter` that broadcasts to the rows; a
             parameter is trained.
     """
@@ -107,7 +107,7 @@ def _shown(**values: object) -> str:
 
 
 class SparsemaxLoss(torch.nn.Module):
-    """Module form of `sparsemax_loss`, with its arguments.
+    """Module form of `sparsemax_loss`, with its arguments; ``reduction`` is checked here already.
 
     >>> SparsemaxLoss()(torch.tensor([[2.0, 0.5, 0.0]]), torch.tensor([0]))
     tensor(0.)
@@ -115,6 +115,7 @@ class SparsemaxLoss(torch.nn.Module):
 
     def __init__(self, *, reduction: str = "mean", ignore_index: int = -100) -> None:
         super().__init__()
+        losses.check_reduction(reduction)
         self.reduction, self.ignore_index = reduction, ignore_index
 
     def forward(self, x: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -127,6 +128,7 @@ class Entmax15Loss(torch.nn.Module):
 
     def __init__(self, *, reduction: str = "mean", ignore_index: int = -100) -> None:
         super().__init__()
+        losses.check_reduction(reduction)
         self.reduction, self.ignore_index = reduction, ignore_index
 
     def forward(self, x: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -142,6 +144,7 @@ class EntmaxLoss(torch.nn.Module):
     def __init__(self, alpha: float | Tensor, *, reduction: str = "mean", ignore_index: int = -100) -> None:
         super().__init__()
         _keep(self, alpha=alpha)
+        losses.check_reduction(reduction)
         self.reduction, self.ignore_index = reduction, ignore_index
 
     def forward(self, x: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
