@@ -13,6 +13,7 @@ from sparsum.distribution import UniformOver as UniformOver
 from sparsum.gibbs import Gibbs as Gibbs
 from sparsum.inference import sparsemap as sparsemap
 from sparsum.inference import topk_sparsemax as topk_sparsemax
+from sparsum.simplex import BoundedAlpha as BoundedAlpha
 from sparsum.simplex import Entmax as Entmax
 from sparsum.simplex import Entmax15 as Entmax15
 from sparsum.simplex import Entmax15Loss as Entmax15Loss

@@ -6,8 +6,7 @@ Jacobian of :math:`\alpha`-entmax is symmetric:
 .. math:: J v = s (v - \bar v), \qquad \frac{\partial p}{\partial \alpha} = c - s \frac{\sum_i c_i}{\sum_i s_i} ,
 
 where :math:`c_i` is the derivative of :math:`p_i` with respect to :math:`\alpha` for a fixed shift of the row. All of these
-depend only on the probabilities, so the scores are not saved for backward. Second derivatives are correct if at least one of
-the two is taken in reverse mode. In nested forward mode, torch itself drops the tangent of a tensor alpha.
+depend only on the probabilities, so the scores are not saved for backward. Reverse and forward mode may be nested.
 
 References:
     - Adaptively sparse transformers (Correia, Niculae & Martins, 2019), Proposition 1, https://arxiv.org/abs/1909.00015
@@ -26,6 +25,7 @@ from sparsum.simplex import dispatch
 from sparsum.simplex.arguments import can_look_at, has_values
 from sparsum.simplex.blocks import reads_in_blocks, support
 from sparsum.simplex.entropy import log_on_support
+from sparsum.simplex.forward_mode import nestable
 from sparsum.simplex.solve import solve, solve_plainly
 
 Alpha = float | Tensor
@@ -137,6 +137,7 @@ class _Entmax(torch.autograd.Function):
         return grad_x, _alpha_gradient(probs, alpha, grad), None
 
     @staticmethod
+    @nestable
     def jvp(ctx: Any, x_tangent: Tensor | None, alpha_tangent: Tensor | None, _: None) -> Tensor:
         probs, alpha = _saved(ctx)
         result = torch.zeros_like(probs) if x_tangent is None else _jacobian(probs, alpha, x_tangent)
@@ -179,6 +180,7 @@ class _Jacobian(torch.autograd.Function):
         return grad_probs, grad_alpha, grad_vector
 
     @staticmethod
+    @nestable
     def jvp(ctx: Any, probs_tangent: Tensor | None, alpha_tangent: Tensor | None, vector_tangent: Tensor | None) -> Tensor:
         probs, alpha, vector = _saved(ctx)
         result = torch.zeros_like(probs) if vector_tangent is None else _jacobian(probs, alpha, vector_tangent)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsum.arguments import check_floating
 from sparsum.segments import Segments
 from sparsum.structures.declarations import BitCounts, Potentials, adjoint, reset_stale
 from sparsum.structures.lawler import kbest
@@ -167,8 +168,7 @@ class AbstractStructure(ABC):
         """Raise a TypeError or ValueError unless the dtype and shape of the scores match the structure."""
         if not isinstance(scores, Tensor):
             raise TypeError(f"scores for {self!r} must be a torch.Tensor, got {type(scores).__name__}")
-        if not scores.is_floating_point():
-            raise TypeError(f"scores must have a floating-point dtype, got {scores.dtype}; call scores.float() first")
+        check_floating("scores", scores)
         if scores.ndim < self.score_ndim:
             raise ValueError(
                 f"scores for {self!r} must have at least {self.score_ndim} dimension(s), got {tuple(scores.shape)}"

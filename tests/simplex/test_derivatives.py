@@ -111,6 +111,46 @@ def test_function_transforms(function: Callable[[Tensor], Tensor]) -> None:
     torch.testing.assert_close(torch.func.hessian(energy)(x), torch.func.jacrev(torch.func.jacrev(energy))(x))
 
 
+def nested_jvp(
+    function: Callable[..., Tensor], inputs: tuple[Tensor, ...], tangents: tuple[Tensor, ...], order: int
+) -> Tensor:
+    """The derivative of the given order along the tangents, in forward mode alone."""
+    if order == 0:
+        return function(*inputs)
+    result: Tensor = torch.func.jvp(lambda *z: nested_jvp(function, z, tangents, order - 1), inputs, tangents)[1]
+    return result
+
+
+@pytest.mark.parametrize("moving", ["x", "alpha", "both"])
+@pytest.mark.parametrize("function", [sp.entmax, lambda x, alpha: sp.entmax_loss(x, target(), alpha, reduction="none")])
+@pytest.mark.parametrize("low", [1.0001, 1.3, 1.85])
+def test_nested_forward_mode_with_a_tensor_alpha(function: Callable[..., Tensor], moving: str, low: float) -> None:
+    """Each order is the finite difference of the order below, which torch would compute without the outer tangents."""
+    inputs = scores(3, 7), low + torch.tensor([0.0, 0.1, 0.2], dtype=torch.float64)
+    tangents = scores(3, 7, seed=1) * (moving != "alpha"), scores(3, seed=2) * (moving != "x")
+    step = 1e-5
+
+    def moved(by: float) -> tuple[Tensor, ...]:
+        return tuple(value + by * tangent for value, tangent in zip(inputs, tangents, strict=True))
+
+    for order in (1, 2, 3):
+        ends = [nested_jvp(function, moved(by), tangents, order - 1) for by in (step, -step)]
+        derivative = nested_jvp(function, inputs, tangents, order)
+        torch.testing.assert_close(derivative, (ends[0] - ends[1]) / (2 * step), atol=1e-5, rtol=1e-5)
+
+
+@every_function
+def test_nested_forward_mode(function: Callable[[Tensor], Tensor]) -> None:
+    """The Hessian in forward mode alone is that in reverse mode alone."""
+
+    def energy(x: Tensor) -> Tensor:
+        return function(x).square().sum()
+
+    x = scores(3, 7)
+    hessian = torch.func.jacrev(torch.func.jacrev(energy))(x)
+    torch.testing.assert_close(torch.func.jacfwd(torch.func.jacfwd(energy))(x), hessian)
+
+
 def test_vmap_over_alpha_and_long_rows() -> None:
     x, alpha = scores(4, 7), 1 + torch.rand(4, generator=torch.Generator().manual_seed(0)).double()
     torch.testing.assert_close(torch.func.vmap(sp.entmax)(x, alpha), sp.entmax(x, alpha))
