@@ -31,7 +31,7 @@ from sparsum.simplex.solve import solve, solve_plainly
 Alpha = float | Tensor
 
 # For alpha > 2 the weight of an entry at the boundary is unbounded; this value is effectively infinite.
-_LARGEST_WEIGHT = {torch.float32: 1e12, torch.float64: 1e100}
+_LARGEST_WEIGHT = {torch.float16: 6e4, torch.bfloat16: 1e12, torch.float32: 1e12, torch.float64: 1e100}
 # From this distance of alpha to 1 on, float64 is accurate enough for the derivative with respect to alpha without a series.
 _NEAR_ONE = {torch.float32: 1e-3, torch.float64: 0.5}
 # Smaller than any sum of weights, and a normal number in float32 as well.
@@ -44,7 +44,7 @@ def apply(x: Tensor, alpha: Alpha, mask: Tensor | None = None) -> Tensor:
     Only kernels accept a mask. It has as many dimensions as ``x`` and broadcasts to its shape.
     """
     if torch.compiler.is_compiling():
-        if isinstance(alpha, float) and solve.serves(x, alpha, mask):
+        if solve.serves(x, alpha, mask):
             return dispatch.traced(x, alpha, mask)
         return _traced(x, alpha)
     if is_plain(x, alpha):
@@ -70,7 +70,7 @@ def _call(function: type[torch.autograd.Function], *inputs: Any) -> Tensor:
 
 def _solve(x: Tensor, alpha: Alpha, mask: Tensor | None) -> Tensor:
     """The mapping without gradient; reuses a cached launch if there is one, which is faster than dispatching."""
-    if mask is None and x.is_cuda and isinstance(alpha, float) and alpha in dispatch.EXPONENTS and not x.is_neg():
+    if mask is None and x.is_cuda and not x.is_neg():
         known = dispatch.again(x, alpha)
         if known is not None:
             return known
@@ -85,7 +85,7 @@ def _jacobian(probs: Tensor, alpha: Alpha, vector: Tensor) -> Tensor:
 
 
 def _can_multiply(probs: Tensor, alpha: Alpha, vector: Tensor) -> bool:
-    """Alpha is the number 1.5 or 2, and the memory of the vector is readable."""
+    """Alpha is a number above 1 or a tensor, and the memory of the vector is readable."""
     return dispatch.has_kernel(probs, alpha) and kernels.can_read(vector)
 
 
@@ -131,10 +131,9 @@ class _Entmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         probs, alpha = _saved(ctx)
-        grad_x = _jacobian(probs, alpha, grad) if ctx.needs_input_grad[0] else None
-        if not (isinstance(alpha, Tensor) and ctx.needs_input_grad[1]):
-            return grad_x, None, None
-        return grad_x, _alpha_gradient(probs, alpha, grad), None
+        if isinstance(alpha, Tensor) and ctx.needs_input_grad[1]:
+            return *_gradients(probs, alpha, grad), None
+        return _jacobian(probs, alpha, grad) if ctx.needs_input_grad[0] else None, None, None
 
     @staticmethod
     @nestable
@@ -250,8 +249,13 @@ def _weights(probs: Tensor, alpha: Alpha) -> Tensor:
         return probs
     is_zero = probs == 0
     base = torch.where(is_zero, 1.0, probs)  # the derivative of the power is infinite at 0
-    power = base.sqrt() if _is_number(alpha, 1.5) else base.pow(2 - alpha).clamp_max(_LARGEST_WEIGHT[base.dtype])
+    power = base.sqrt() if _is_number(alpha, 1.5) else _raised(base, 2 - alpha).clamp_max(_LARGEST_WEIGHT[base.dtype])
     return torch.where(is_zero, 0.0, power)
+
+
+def _raised(base: Tensor, exponent: Alpha) -> Tensor:
+    """``base ** exponent``; for a tensor, torch.pow drops the mixed second derivative at an exponent of 0."""
+    return (exponent * base.log()).exp() if isinstance(exponent, Tensor) else base.pow(exponent)
 
 
 def _weights_quickly(probs: Tensor, alpha: Alpha) -> Tensor:
@@ -267,7 +271,7 @@ def _is_number(alpha: Alpha, value: float) -> bool:
 
 def _weights_slope(probs: Tensor, alpha: Alpha) -> Tensor:
     is_support = probs > 0
-    return torch.where(is_support, (2 - alpha) * torch.where(is_support, probs, 1.0).pow(1 - alpha), 0.0)
+    return torch.where(is_support, (2 - alpha) * _raised(torch.where(is_support, probs, 1.0), 1 - alpha), 0.0)
 
 
 def _alpha_direction(probs: Tensor, alpha: Tensor) -> Tensor:
@@ -294,10 +298,25 @@ def _alpha_change(probs: Tensor, alpha: Tensor) -> Tensor:
     return torch.where(is_small, by_series, directly)
 
 
+def _can_differentiate(probs: Tensor, alpha: Tensor, grad: Tensor) -> bool:
+    """No further differentiation, and the memory of the gradient is readable."""
+    return kernels.is_undifferentiated() and _can_multiply(probs, alpha, grad)
+
+
+@kernels.operation("entmax_gradients", kernel=dispatch.gradients, takes=_can_differentiate, is_traceable=True)
+def _gradients(probs: Tensor, alpha: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients with respect to the scores and to ``alpha`` (*batch, 1), differentiable."""
+    return _jacobian(probs, alpha, grad), _alpha_gradient(probs, alpha, grad)
+
+
 def _alpha_gradient(probs: Tensor, alpha: Tensor, grad: Tensor) -> Tensor:
     """The product of `_alpha_direction` with a gradient, summed over each row, (*batch, 1)."""
-    is_final = not torch.is_grad_enabled() and not is_transformed()
-    if is_final and can_look_at(alpha) and alpha.numel() and alpha.min().item() > 1 + _NEAR_ONE[probs.dtype]:
+    if (
+        kernels.is_undifferentiated()
+        and can_look_at(alpha)
+        and alpha.numel()
+        and alpha.min().item() > 1 + _NEAR_ONE[probs.dtype]
+    ):
         return _alpha_gradient_in_double(probs, alpha, grad)
     return (grad * _alpha_direction(probs, alpha)).sum(-1, keepdim=True)
 

@@ -186,7 +186,7 @@ def _map_again(x: Tensor, alpha: float | Tensor, dim: int) -> Tensor | None:
     """Fast path without checks: the last dimension, no gradient, a known shape. Returns None if it does not apply."""
     if torch.compiler.is_compiling() or type(x) is not Tensor or type(dim) is not int or dim != -1 or not x.is_cuda:
         return None
-    if type(alpha) is not float or alpha not in dispatch.EXPONENTS or not autograd.is_plain(x, alpha):
+    if type(alpha) is not float or not autograd.is_plain(x, alpha):
         return None
     return dispatch.again(x, alpha)
 
@@ -198,7 +198,7 @@ def _map_anew(x: Tensor, alpha: float | Tensor, dim: int, mask: Tensor | None) -
     if x.shape[dim] == 0:
         return x.clone()
     is_last = dim == x.ndim - 1
-    if isinstance(alpha, float) and solve.serves(x, alpha, mask):
+    if solve.serves(x, alpha, mask):
         return _map_by_kernels(x, alpha, dim, mask)
     scores = x if mask is None else apply_mask(x, mask)
     scores = scores if is_last else scores.movedim(dim, -1)
@@ -221,13 +221,16 @@ def _is_moderate(alpha: float | Tensor) -> bool:
     return 1 < alpha <= 2
 
 
-def _map_by_kernels(x: Tensor, alpha: float, dim: int, mask: Tensor | None) -> Tensor:
+def _map_by_kernels(x: Tensor, alpha: float | Tensor, dim: int, mask: Tensor | None) -> Tensor:
     """Map with kernels, which read any strides, apply the mask while loading, and round to the dtype of ``x``."""
+    if isinstance(alpha, Tensor):
+        alpha = alpha.to(torch.promote_types(alpha.dtype, torch.float32))
     if mask is not None:
         check_mask(x, mask)
         mask = mask.reshape((1,) * (x.ndim - mask.ndim) + mask.shape)
     if dim == x.ndim - 1:
         return autograd.apply(x, alpha, mask)
     rows = dispatch.rows_along(x, dim, x.shape)
+    alpha = alpha.reshape(*rows.shape[:-1], 1) if isinstance(alpha, Tensor) else alpha
     probs = autograd.apply(rows, alpha, None if mask is None else dispatch.rows_along(mask, dim, x.shape))
     return probs.transpose(1, 2).reshape(x.shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,6 +81,16 @@ def _solve_in_graph(shifted: Tensor, alpha: Tensor) -> Tensor:
 @_solve_in_graph.register_fake
 def _(shifted: Tensor, _alpha: Tensor) -> Tensor:
     return torch.empty_like(shifted, memory_format=torch.contiguous_format)
+
+
+@_solve_in_graph.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
+    """Rows are independent: the mapped dimension is one more batch dimension."""
+    moved = (
+        tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        for tensor, dim in zip(inputs, in_dims, strict=True)
+    )
+    return _solve_in_graph(*moved), 0
 
 
 def _solve_irregular(rows: Tensor, peak: Tensor) -> Tensor:
