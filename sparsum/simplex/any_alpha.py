@@ -73,7 +73,7 @@ def _climb(x: Tensor, a: Tensor) -> Tensor:
     rough, rough_a = x.float(), a.float()
     shift = torch.zeros_like(rough_a)
     for _ in range(_MAX_STEPS):
-        probs, slopes = _probs_and_slopes(rough, shift, rough_a)
+        probs, slopes = probs_and_slopes(rough, shift, rough_a)
         total = probs.sum(-1, keepdim=True)
         step = _newton_step(total, slopes, rough_a)
         shift = shift + step
@@ -82,7 +82,7 @@ def _climb(x: Tensor, a: Tensor) -> Tensor:
     exact, shift = x.double(), shift.double()
     tolerance = _CORRECTED if x.dtype == torch.float32 else _tolerance(exact)
     for _ in range(_MAX_STEPS):
-        probs, slopes = _probs_and_slopes(exact, shift, a)
+        probs, slopes = probs_and_slopes(exact, shift, a)
         total = probs.sum(-1, keepdim=True)
         step = _newton_step(total, slopes, a)
         if not bool((((total - 1).abs() > tolerance) & _is_significant(step, shift)).any()):
@@ -91,7 +91,7 @@ def _climb(x: Tensor, a: Tensor) -> Tensor:
     return probs.addcmul_(slopes, step, value=-1).clamp_(0.0, 1.0).to(x.dtype)
 
 
-def _probs_and_slopes(x: Tensor, shift: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+def probs_and_slopes(x: Tensor, shift: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     """Probabilities for a shift, and their derivatives with respect to it with the sign changed, p / d."""
     u = (x - shift).mul_(a).clamp_min_(-1.0)
     probs = torch.log1p(u).mul_(1 / (a * _LN_2)).exp2_()  # torch.exp would be slow at -inf on the CPU
@@ -147,7 +147,7 @@ def _bisect(x: Tensor, a: Tensor) -> Tensor:
     high = -torch.expm1(-a * low.new_full((1,), x.shape[-1]).log()) / a
     shift = low
     for step_number in range(_TRACED_STEPS):
-        probs, slopes = _probs_and_slopes(x, shift, a)
+        probs, slopes = probs_and_slopes(x, shift, a)
         total = probs.sum(-1, keepdim=True)
         low, high = torch.where(total >= 1, shift, low), torch.where(total <= 1, shift, high)
         newton = shift + _newton_step(total, slopes, a)
@@ -157,7 +157,7 @@ def _bisect(x: Tensor, a: Tensor) -> Tensor:
         shift = torch.where(takes_newton, newton, (low + high) / 2)
     # Mix both ends of the bracket for a sum of 1: for alpha > 2, an entry at the boundary grows so steeply that no shift in
     # double precision gives it the missing mass.
-    above, below = _probs_and_slopes(x, low, a)[0], _probs_and_slopes(x, high, a)[0]
+    above, below = probs_and_slopes(x, low, a)[0], probs_and_slopes(x, high, a)[0]
     excess, lack = above.sum(-1, keepdim=True) - 1, 1 - below.sum(-1, keepdim=True)
     whole = excess + lack
     return torch.lerp(above, below, excess / torch.where(whole == 0, 1.0, whole))

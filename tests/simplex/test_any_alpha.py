@@ -66,13 +66,13 @@ def test_optimality(name: str, alpha: float) -> None:
 def test_a_batch_takes_as_many_steps_as_its_slowest_row(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that are solved do not step on and on, and no row needs more than a dozen steps."""
     rows = torch.stack([make() for make in HARD.values()]).to(dtype)
-    plain, counts = any_alpha._probs_and_slopes, [0]
+    plain, counts = any_alpha.probs_and_slopes, [0]
 
     def counted(*args: Any) -> Any:
         counts[0] += 1
         return plain(*args)
 
-    monkeypatch.setattr(any_alpha, "_probs_and_slopes", counted)
+    monkeypatch.setattr(any_alpha, "probs_and_slopes", counted)
     for alpha in (1.0, 1.1, 1.3, 1.9, 2.0):
         alphas = torch.full((len(rows),), alpha, dtype=torch.float64)
         counts[0] = 0
