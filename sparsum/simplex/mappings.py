@@ -154,7 +154,8 @@ def entmax(
         temperature: map ``x / temperature``, as for `sparsemax`.
 
     Returns:
-        Probabilities with the shape and dtype of ``x``, computed in at least float32, and in float64 if alpha exceeds 2.
+        Probabilities with the shape and dtype of ``x``, computed in at least float32, and on the CPU in float64 if alpha
+            exceeds 2.
 
     Raises:
         TypeError: if ``x``, ``alpha`` or ``temperature`` does not have a floating-point dtype, or ``mask`` is not a boolean
@@ -186,7 +187,7 @@ def _map_again(x: Tensor, alpha: float | Tensor, dim: int) -> Tensor | None:
     """Fast path without checks: the last dimension, no gradient, a known shape. Returns None if it does not apply."""
     if torch.compiler.is_compiling() or type(x) is not Tensor or type(dim) is not int or dim != -1 or not x.is_cuda:
         return None
-    if type(alpha) is not float or not autograd.is_plain(x, alpha):
+    if type(alpha) is not float or x.layout is not torch.strided or x.is_nested or not autograd.is_plain(x, alpha):
         return None
     return dispatch.again(x, alpha)
 

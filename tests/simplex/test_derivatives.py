@@ -297,3 +297,19 @@ def test_on_the_meta_device(mapping: Callable[[Tensor], Tensor], dtype: torch.dt
         assert y.is_meta
         assert y.dtype == dtype
         assert grad.shape == y.shape == x.shape
+
+
+@pytest.mark.parametrize("value", [1.3, 2.0])
+def test_third_derivatives_in_alpha(value: float) -> None:
+    """Also at 2, where the weights of the Jacobian have the exponent 0."""
+    x, weight = scores(7), scores(7, seed=1)
+
+    def second(alpha: Tensor) -> Tensor:
+        def loss(scores: Tensor, alpha: Tensor) -> Tensor:
+            return (sp.entmax(scores, alpha) * weight).sum()
+
+        return torch.func.grad(lambda alpha: torch.func.grad(loss)(x, alpha).square().sum())(alpha)
+
+    alpha, step = torch.tensor(value, dtype=torch.float64), 1e-5
+    numeric = (second(alpha + step) - second(alpha - step)) / (2 * step)
+    torch.testing.assert_close(torch.func.grad(second)(alpha), numeric, rtol=1e-4, atol=1e-6)
