@@ -4,6 +4,7 @@ The main entry point is `sparsemap`, which maps scores to a `SparseDistribution`
 few assignments that have mass. `sparsemax`, `entmax15` and `entmax` are drop-in replacements for `torch.softmax`.
 """
 
+from sparsum import distributed as distributed
 from sparsum import estimators as estimators
 from sparsum import solvers as solvers
 from sparsum import testing as testing

@@ -308,7 +308,8 @@ def test_third_derivatives_in_alpha(value: float) -> None:
         def loss(scores: Tensor, alpha: Tensor) -> Tensor:
             return (sp.entmax(scores, alpha) * weight).sum()
 
-        return torch.func.grad(lambda alpha: torch.func.grad(loss)(x, alpha).square().sum())(alpha)
+        found: Tensor = torch.func.grad(lambda alpha: torch.func.grad(loss)(x, alpha).square().sum())(alpha)
+        return found
 
     alpha, step = torch.tensor(value, dtype=torch.float64), 1e-5
     numeric = (second(alpha + step) - second(alpha - step)) / (2 * step)
