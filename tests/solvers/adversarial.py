@@ -7,6 +7,7 @@ the truth.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 import sparsum as sp
-from sparsum.solvers import ActiveSet, NotConverged
+from sparsum.solvers import AbstractSolver, ActiveSet, NotConverged
 from sparsum.structures.scores import flatten, unflatten
 
 Vector = list[Fraction]
@@ -50,7 +51,9 @@ CASES: dict[str, tuple[sp.AbstractStructure, tuple[tuple[int, ...], ...], float]
     "permutations": (sp.Matching(3), ((3, 3),), 1.0),
     "matchings": (sp.Matching(2, 4), ((2, 4),), 1.0),
     "groups": (sp.Groups(2, 3), ((2, 3),), 1.0),
+    "one of four": (sp.OneOf(4), ((4,),), 1.0),
     "bits": (sp.Bits(4), ((4,),), 1.0),
+    "bits of the paper": (sp.Bits(4, symmetric=False), ((4,),), 1.0),
     "budget": (sp.Budget(5, 2), ((5,),), 1.0),
     "budget of the paper": (sp.Budget(5, 2, symmetric=False), ((5,),), 1.0),
     "subsets": (sp.Subset(5, 2), ((5,),), 1.0),
@@ -65,8 +68,8 @@ def members(structure: sp.AbstractStructure, shapes: tuple[tuple[int, ...], ...]
     """All vectors of a structure: (n_members, n_parts)."""
     zeros = tuple(torch.zeros(1, *shape, dtype=torch.float64) for shape in shapes)
     bound = structure.bind(zeros if len(zeros) > 1 else zeros[0])
-    if isinstance(structure, sp.Enumerated):
-        atoms = torch.arange(len(structure))
+    if isinstance(structure, sp.Enumerated | sp.OneOf):
+        atoms = torch.arange(round(math.exp(structure.log_count())))
     elif structure.bit_counts() is not None or isinstance(structure, Knapsack):
         atoms = torch.tensor(list(itertools.product((0.0, 1.0), repeat=shapes[0][0])), dtype=torch.float64)
         if isinstance(structure, Knapsack):
@@ -165,20 +168,24 @@ class Outcome:
     distance: float  # their largest distance to the exact mean
 
 
-def attack(name: str, kind: str, n: int, n_exact: int, seed: int = 0) -> Outcome:
-    """Solve rows of one kind, and compare those that are certified with the truth; `n_exact` of them with the exact mean."""
+def attack(name: str, kind: str, n: int, n_exact: int, seed: int = 0, closed_form: AbstractSolver | None = None) -> Outcome:
+    """Solve rows of one kind, and compare those that are certified with the truth; `n_exact` of them with the exact mean.
+
+    By default the active set solves them.
+    """
     structure, shapes, size = CASES[name]
     vectors = members(structure, shapes)
     flat = rows(vectors, size, n, seed)[kind]
     like = tuple(torch.zeros(1, *shape) for shape in shapes)
     scores = unflatten(flat, like if len(like) > 1 else like[0])
-    q = sp.sparsemap(scores, structure, solver=ActiveSet(strict=False))
+    q = sp.sparsemap(scores, structure, solver=closed_form or ActiveSet(strict=False))
     try:
-        sp.sparsemap(scores, structure, solver=ActiveSet())
+        sp.sparsemap(scores, structure, solver=closed_form or ActiveSet())
         named: set[int] = set()
     except NotConverged as error:
         named = set(error.rows)
     assert named == set((~q.is_exact).nonzero().flatten().tolist())
+    assert bool(structure.contains(q.atoms).all())
     found = Outcome(n, len(named), 0.0, 0.0)
     problem = Exact.of(structure, vectors, size)
     for row in range(n):
