@@ -36,6 +36,7 @@ class Quadratic:
     is_forbidden: Tensor | None  # shape: (n_rows, n_parts), or None if no part is forbidden
     scale: Tensor | None = None  # shape: (n_rows, 1), or None if the vectors are 0/1
     is_wide: bool = False  # whether scores may be so large that their sums are not exact
+    given: Tensor | None = None  # shape: (n_rows, n_parts), the scores from which b was made, if those were shifted
 
     def select(self, index: Tensor) -> Quadratic:
         """The problem for some of its rows."""
@@ -45,6 +46,7 @@ class Quadratic:
             linear=self.linear[index],
             is_forbidden=None if self.is_forbidden is None else self.is_forbidden[index],
             scale=None if self.scale is None else self.scale[index],
+            given=None if self.given is None else self.given[index],
         )
 
     def scaled(

@@ -64,10 +64,9 @@ def relative_to(
     vectors: Tensor,  # shape: (n_rows, n_parts), 0/1, of an assignment of each row
     rows: BoundScores,
 ) -> Tensor:
-    """The scores, less that of the assignment's part in each group, if the structure has groups: (n_rows, n_parts)."""
+    """The scores, less that of the assignment's part in each group, which the structure must have: (n_rows, n_parts)."""
     sizes = rows.structure.group_sizes
-    if sizes is None:
-        return flat
+    assert sizes is not None
     widths = [tensor[0].numel() for tensor in rows.tensors]
     used = torch.where((vectors != 0) & flat.isfinite(), flat.detach(), 0.0).split(widths, -1)
     return flat - torch.cat([_totals(piece, size) for piece, size in zip(used, sizes, strict=True)], -1)
