@@ -229,7 +229,10 @@ def _best_atoms(problem: Quadratic, rows: BoundScores) -> tuple[Quadratic, Tenso
     if problem.is_wide and rows.structure.group_sizes is not None:
         problem = _relative_to_best(problem, rows, best)
     scale = scale_of(problem, best)
-    return problem if scale is None else problem.scaled(scale), best
+    if scale is not None:
+        problem = problem.scaled(scale)
+        problem = dataclasses.replace(problem, is_wide=bool((problem.linear.abs() > _MODERATE).any()))
+    return problem, best
 
 
 def _relative_to_best(problem: Quadratic, rows: BoundScores, best: Tensor) -> Quadratic:

@@ -61,9 +61,23 @@ class Quadratic:
         flat: Tensor,  # shape: (n_rows, n_parts)
     ) -> Tensor:
         """The atom with the best score of each row: (n_rows, *event_shape)."""
+        return self.structure.argmax(self._allowed(flat))
+
+    def second(
+        self,
+        flat: Tensor,  # shape: (n_rows, n_parts)
+    ) -> Tensor | None:
+        """The atom with the second best score, or None if there is none, or if the structure has no search of its own."""
+        if type(self.structure).topk is AbstractStructure.topk:
+            return None
+        found = self.structure.topk(self._allowed(flat), 2)
+        return found[:, 1] if found.shape[1] == 2 else None
+
+    def _allowed(self, flat: Tensor) -> Scores:
+        """Flat rows in the form of scores, with -inf for forbidden parts."""
         if self.is_forbidden is not None:
             flat = flat.masked_fill(self.is_forbidden, -torch.inf)
-        return self.structure.argmax(unflatten(flat, like=self.form))
+        return unflatten(flat, like=self.form)
 
     def vectors(
         self,
