@@ -30,6 +30,17 @@ class Solution:
         steps = torch.zeros(segments.n_rows, dtype=torch.int64, device=probs.device)
         return cls(atoms, probs, segments, torch.ones_like(steps, dtype=torch.bool), steps, steps.double())
 
+    @classmethod
+    def concatenate(cls, solutions: list[Solution]) -> Solution:
+        """The rows of several solutions, one after the other."""
+        lengths = torch.cat([solution.segments.lengths for solution in solutions])
+        atoms, probs = (torch.cat([getattr(solution, name) for solution in solutions]) for name in ("atoms", "probs"))
+        is_solved, steps, gap = (
+            torch.cat([getattr(solution, name) for solution in solutions]) for name in ("is_solved", "steps", "gap")
+        )
+        segments = Segments.from_lengths(lengths, len(probs))
+        return cls(atoms, probs, segments, is_solved, steps, gap, solutions[0].max_steps)
+
     @property
     def outcome(self) -> tuple[str, ...]:
         """How each row ended, in words; synchronizes with the device."""
@@ -40,7 +51,8 @@ class Solution:
 
 
 def _in_words(is_solved: bool, steps: int, gap: float, max_steps: int) -> str:
-    how = "optimal" if is_solved else "out of steps" if steps >= max_steps else "stalled, atoms nearly dependent"
+    why = "stalled, atoms nearly dependent or scores too large"
+    how = "optimal" if is_solved else "out of steps" if steps >= max_steps else why
     return f"{how}: gap {gap:.2g} after {steps} steps"
 
 
@@ -66,8 +78,8 @@ class NotConverged(RuntimeError):
         shown = ", ".join(f"row {r} (gap {g:.3g} after {s} steps)" for r, s, g in zip(rows[:5], steps, gap, strict=False))
         more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
         super().__init__(
-            f"{len(rows)} row(s) did not converge: {shown}{more}; allow more steps with ActiveSet(max_steps=...), or keep "
-            "the last iterate with ActiveSet(strict=False)"
+            f"{len(rows)} row(s) did not converge: {shown}{more}; allow more steps with ActiveSet(max_steps=...), "
+            "scale down scores that differ by more than 1e5, or keep the last iterate with ActiveSet(strict=False)"
         )
 
     def __reduce__(self) -> tuple[type[NotConverged], tuple[list[int], list[int], list[float]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from dataclasses import dataclass, field
 
 import torch
@@ -10,14 +11,20 @@ from torch import Tensor
 
 from sparsum import kernels
 from sparsum.arguments import check_int
+from sparsum.segments import may_be_padded
 from sparsum.solvers import active_bits, kkt
 from sparsum.solvers.abstract import AbstractSolver, NotConverged, Solution
 from sparsum.solvers.loop import run, run_again
 from sparsum.solvers.polish import Found
-from sparsum.solvers.quadratic import Padded, Quadratic, unpack
+from sparsum.solvers.quadratic import Padded, Quadratic, scale_of, unpack
+from sparsum.solvers.rounding import centred, relative_to
 from sparsum.structures import BoundScores
-from sparsum.structures.scores import check_vectors
+from sparsum.structures.scores import NoDistribution, check_vectors, flatten
 
+#: Sums of scores up to this are exact.
+_MODERATE = 256
+#: The memory for the vectors of atoms, of which a solve holds a few copies, and the number of atoms that a row may have.
+_MOST_BYTES, _MANY_ATOMS = 1 << 27, 48
 #: The largest number of polishing rounds; rows whose certificate fails return to the loop.
 _ROUNDS = 4
 
@@ -31,7 +38,9 @@ class ActiveSet(AbstractSolver):
     with b and w from `structure.quadratic`. Each step solves the problem on the current atoms without :math:`\xi \ge 0`,
     and moves towards that solution. If a probability hits 0 on the way, its atom is dropped; otherwise the oracle, `argmax`
     of the residual :math:`r = b - W \mu`, determines the atom to add. A row is solved when this atom a does not improve the
-    objective: the Frank-Wolfe gap :math:`\langle a - \mu, r \rangle` bounds the suboptimality.
+    objective: the Frank-Wolfe gap :math:`\langle a - \mu, r \rangle` bounds the suboptimality. Rounding errors count as part
+    of the gap: a row with scores so large that they hide a better atom is not solved. Large scores do no harm where
+    assignments do not compete over them: in groups of which one part is used, only differences within a group matter.
 
     The mean is unique (where w > 0), the distribution is not: which optimal distribution is returned depends on the start,
     and may change with arbitrarily small changes of the scores. So an expected loss is discontinuous, and its gradient is
@@ -55,12 +64,14 @@ class ActiveSet(AbstractSolver):
         max_steps: the number of atoms added and dropped after which a row stops adding atoms; by default 10 times the
             number of parts, plus 100.
         tolerance: the gap below which a row is solved; at least the rounding error of the gap, about 1e-11 times the
-            distance of the mean to a vertex.
+            distance of the mean to a vertex. If vectors are not 0/1, it is relative to the square of their size.
         start: the initial atoms, by default the best one: (n_rows, n_start, *event_shape), or a packed pair (atoms, row),
             as in a `SparseDistribution`, with at least one atom per row. They must be assignments of the structure. This
             cannot be checked in general, and invalid atoms can remain in the result. Repeated, forbidden and affinely
             dependent atoms are ignored, and a row without any other starts from its best atom.
         strict: whether to raise `NotConverged` if a row is not solved; if False, keep its last feasible iterate.
+        chunk_size: the number of rows to solve at once, which bounds the memory; by default as many as have atoms with
+            vectors of about 128 MB. Atoms do not depend on it, and probabilities only by rounding.
 
     References:
         - Efficient marginalization of discrete and structured latent variables via sparsity (Correia, Niculae, Aziz &
@@ -72,10 +83,12 @@ class ActiveSet(AbstractSolver):
     tolerance: float = 1e-9
     start: Tensor | tuple[Tensor, Tensor] | None = field(default=None, compare=False)
     strict: bool = True
+    chunk_size: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_steps is not None:
-            check_int("max_steps", self.max_steps, least=1)
+        for name in ("max_steps", "chunk_size"):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), least=1)
         if not self.tolerance >= 0:
             raise ValueError(f"tolerance must not be negative, got {self.tolerance}")
 
@@ -86,25 +99,54 @@ class ActiveSet(AbstractSolver):
             NotConverged: if ``strict`` and a row does not converge; holds the rows, steps and gaps.
             ValueError: if a row contains NaN or +inf, or is fully masked; or if ``start`` has the wrong shape.
         """
-        structure, flat = bound.structure, bound.flat.double()
-        if structure.is_fixed_size and flat.numel():  # a shift changes all scores equally, and reduces rounding errors
-            peak = flat.detach().amax(-1, keepdim=True)
-            flat = flat - torch.where(peak.isfinite(), peak, 0.0)
+        size = _rows_at_once(bound.flat.shape[-1]) if self.chunk_size is None else self.chunk_size
+        if bound.n_rows <= size or may_be_padded():
+            solution, n_unsolved = self._solve(bound)
+        else:
+            solution, n_unsolved = self._solve_chunks(bound, size)
+        if self.strict and n_unsolved:
+            rows = torch.arange(bound.n_rows, device=bound.device)
+            reported = (rows, solution.steps, solution.gap)
+            raise NotConverged(*(tensor[~solution.is_solved].tolist() for tensor in reported))
+        return solution
+
+    def _solve(self, bound: BoundScores) -> tuple[Solution, int]:
+        """The solution of all rows at once, and how many are not solved; if not strict, only of rows with steps left."""
+        structure, flat = bound.structure, centred(bound)
         linear, weight = structure.quadratic(flat)
         is_forbidden = linear.detach() == -torch.inf
         linear = linear.masked_fill(is_forbidden, 0.0)
         with torch.no_grad():
             rows = bound.with_flat(flat.detach())
-            problem = Quadratic(structure, rows.scores, linear.detach(), weight, is_forbidden)
-            max_steps = 10 * flat.shape[-1] + 100 if self.max_steps is None else self.max_steps
-            found = self._find(problem, rows, max_steps)
-        if self.strict and found.n_unsolved:
-            raise NotConverged(*(tensor[~found.is_solved].tolist() for tensor in _reported(found)))
+            problem = Quadratic(structure, rows.scores, linear.detach(), weight, is_forbidden, given=bound.flat.detach())
+            found = self.find(problem, rows)
         atoms, probs, segments = found.packed(linear, bound.dtype)
-        return Solution(atoms, probs, segments, found.is_solved, found.padded.steps, found.gap, max_steps)
+        solution = Solution(atoms, probs, segments, found.is_solved, found.padded.steps, found.gap, self.most_steps(flat))
+        return solution, found.n_unsolved
 
-    def _find(self, problem: Quadratic, rows: BoundScores, max_steps: int) -> Found:
+    def _solve_chunks(self, bound: BoundScores, size: int) -> tuple[Solution, int]:
+        """The same for a few rows at a time."""
+        start = _unpacked(self.start, bound.n_rows) if isinstance(self.start, tuple) else self.start
+        starts = itertools.repeat(None) if start is None else iter(start.split(size))
+        try:
+            solved = [
+                dataclasses.replace(self, start=each)._solve(rows)
+                for rows, each in zip(bound.split(size), starts, strict=False)
+            ]
+        except NoDistribution:  # names the rows of a chunk
+            bound.raise_bad(torch.cat([_is_bad(rows) for rows in bound.split(size)]))
+        return Solution.concatenate([solution for solution, _ in solved]), sum(n for _, n in solved)
+
+    def most_steps(
+        self,
+        flat: Tensor,  # shape: (n_rows, n_parts)
+    ) -> int:
+        """The largest number of steps of a row."""
+        return 10 * flat.shape[-1] + 100 if self.max_steps is None else self.max_steps
+
+    def find(self, problem: Quadratic, rows: BoundScores) -> Found:
         """The atoms of all rows and their certificates."""
+        max_steps = self.most_steps(rows.flat)
         if self.start is None:
             problem, done = run_from_best(rows.flat, rows, problem, self.tolerance, max_steps)
         else:
@@ -156,28 +198,56 @@ def run_from_best(
     return problem, Padded.from_packed(run(problem, *start, tolerance=tolerance, max_steps=max_steps, is_snapped=True))
 
 
-def _reported(found: Found) -> tuple[Tensor, Tensor, Tensor]:
-    """The index, steps and gap of each row."""
-    steps = found.padded.steps
-    return torch.arange(len(steps), device=steps.device), steps, found.gap
+def _rows_at_once(n_parts: int) -> int:
+    """The number of rows whose atoms have vectors of about `_MOST_BYTES`."""
+    return max(1, _MOST_BYTES // (8 * n_parts * min(n_parts + 1, _MANY_ATOMS)))
+
+
+def _is_bad(bound: BoundScores) -> Tensor:
+    """Which rows have no distribution: (n_rows,)."""
+    with torch.no_grad():
+        best = bound.argmax()
+        uses = flatten(bound.structure.vectors(best)) != 0
+        return bound.is_unusable | (uses & (bound.flat == -torch.inf)).any(-1)
 
 
 def _best_atoms(problem: Quadratic, rows: BoundScores) -> tuple[Quadratic, Tensor]:
     """The problem, with ``is_forbidden=None`` if no part is forbidden, and the best atom of each row; raises if none."""
     assert problem.is_forbidden is not None
-    is_bad = rows.is_unusable
-    is_any_bad, is_any_forbidden = torch.stack([is_bad.any(), problem.is_forbidden.any()]).tolist()
+    is_bad, is_wide = rows.is_unusable, problem.linear.abs() > _MODERATE
+    is_any_bad, is_any_forbidden, is_wide = torch.stack([is_bad.any(), problem.is_forbidden.any(), is_wide.any()]).tolist()
     if is_any_bad:
         rows.raise_bad(is_bad)
-    if not is_any_forbidden:
-        problem = dataclasses.replace(problem, is_forbidden=None)
+    is_forbidden = problem.is_forbidden if is_any_forbidden else None
+    problem = dataclasses.replace(problem, is_forbidden=is_forbidden, is_wide=is_wide)
     best = problem.best(rows.flat)
     check_vectors(rows.structure, rows.structure.vectors(best), rows.flat.shape[-1])
     if problem.is_forbidden is not None:
         allows_nothing = ((problem.vectors(best) != 0) & problem.is_forbidden).any(-1)
         if bool(allows_nothing.any()):
             rows.raise_bad(allows_nothing)
+    if problem.is_wide and rows.structure.group_sizes is not None:
+        problem = _relative_to_best(problem, rows, best)
+    scale = scale_of(problem, best)
+    if scale is not None:
+        problem = problem.scaled(scale)
+        problem = dataclasses.replace(problem, is_wide=bool((problem.linear.abs() > _MODERATE).any()))
     return problem, best
+
+
+def _relative_to_best(problem: Quadratic, rows: BoundScores, best: Tensor) -> Quadratic:
+    """Subtract the scores of the best assignment, with which the others compete, in rows with large scores.
+
+    Directly from those that are given: each difference is then rounded once.
+    """
+    linear = problem.linear
+    if problem.given is not None:
+        linear, _ = problem.structure.quadratic(problem.given.double())
+    linear = relative_to(linear, problem.vectors(best), rows)
+    if problem.is_forbidden is not None:
+        linear = linear.masked_fill(problem.is_forbidden, 0.0)
+    is_wide = (problem.linear.abs() > _MODERATE).any(-1, keepdim=True)
+    return dataclasses.replace(problem, linear=torch.where(is_wide, linear, problem.linear), given=None)
 
 
 def _unpacked(start: tuple[Tensor, Tensor], n_rows: int) -> Tensor:

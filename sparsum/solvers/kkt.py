@@ -22,6 +22,8 @@ from torch import Tensor
 
 #: A pivot below this fraction of its diagonal entry counts as 0: the atom depends on those before it.
 _DEPENDENT = 1e-10
+#: From this number of entries on, it takes longer to copy a matrix than to start another product.
+_LARGE = 2**20
 
 
 def multiply(
@@ -38,6 +40,31 @@ def multiply_transposed(
 ) -> Tensor:
     """Matrix-vector product with the transpose per row: (n_rows, n_columns)."""
     return torch.bmm(x.unsqueeze(1), matrix).squeeze(1)
+
+
+def multiply_transposed_rows(
+    matrix: Tensor,  # shape: (n_rows, n_slots, n_columns)
+    x: Tensor,  # shape: (n_rows, n_slots)
+    index: Tensor,  # shape: (n,), rows
+) -> Tensor:
+    """`multiply_transposed` for some rows: (n, n_columns). Large matrices are not copied, but processed one by one."""
+    if matrix.is_cuda or not len(index) or matrix[0].numel() < _LARGE:
+        return multiply_transposed(matrix[index], x[index])
+    return torch.stack([torch.mv(matrix[row].mT, x[row]) for row in index.tolist()])
+
+
+def gap(
+    vectors: Tensor,  # shape: (n_rows, n_slots, n_parts), A
+    probs: Tensor,  # shape: (n_rows, n_slots)
+    best: Tensor,  # shape: (n_rows, n_parts), a
+    residual: Tensor,  # shape: (n_rows, n_parts), r
+) -> Tensor:
+    r"""The Frank-Wolfe gap :math:`\sum_z \xi_z \langle a - a_z, r \rangle` of each row: (n_rows,).
+
+    If a is the best atom, no term is negative: unlike in :math:`\langle a - A \xi, r \rangle`, nothing cancels.
+    """
+    level = (best * residual).sum(-1, keepdim=True)
+    return (probs * (level - multiply(vectors, residual))).sum(-1)
 
 
 def lifted_gram(

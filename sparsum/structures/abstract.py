@@ -62,7 +62,8 @@ class AbstractStructure(ABC):
     - `log_count`: enables divergences to `sparsum.UniformOver`, and the estimators that enumerate all assignments.
     - `is_fixed_size`: all vectors are 0/1 with the same number of ones. The k-best search then only branches on the parts
       that an assignment uses: with 1,600 parts of which 40 are used, this takes 40 times fewer calls of `argmax`.
-      `group_size` is stricter: exactly one part of each group of consecutive parts is used.
+      `group_size`, or `group_sizes` for scores of several tensors, is stricter: exactly one part of each group of
+      consecutive parts is used. SparseMAP then stays accurate if scores of different groups differ by a lot.
     - `potentials`, for assignments that are a chain of choices, each depending at most on the previous one: enables
       `sparsum.Gibbs`, all sampling estimators and all bounds. Define `choices_to_atoms` and `atoms_to_choices` if an atom is
       not the tensor of its choices, and `has_free_choices` if the choices are independent, which enables relaxations.
@@ -105,6 +106,14 @@ class AbstractStructure(ABC):
     def group_size(self) -> int | None:
         """The number of parts per group, if assignments use exactly one part of each group of consecutive parts."""
         return None
+
+    @property
+    def group_sizes(self) -> tuple[int, ...] | None:
+        """The `group_size` of each tensor of scores, if assignments use exactly one part of each group of each.
+
+        Override it for scores with several kinds of parts, such as tags and transitions.
+        """
+        return None if self.group_size is None else (self.group_size,)
 
     @abstractmethod
     def argmax(
