@@ -11,8 +11,10 @@ from sparsum.kernels.any_alpha_math import (
     clamped,
     corrected,
     first_guess,
+    high_of,
     load_rates,
     newton_step,
+    origin_of,
     probs_and_slopes,
     scaled,
     solve_tile,
@@ -27,8 +29,8 @@ from sparsum.kernels.simplex_math import load_scores, make_up, round_rows, row_o
 @triton.jit
 def mixed(z, low, high, inverse):
     """Probabilities at both ends of a bracket, mixed for a sum of 1; for alpha > 2, where no threshold gives that sum."""
-    above, _ = probs_and_slopes(z, low, inverse)
-    below, _ = probs_and_slopes(z, high, inverse)
+    above, _ = probs_and_slopes(z, low, inverse, 0.0)
+    below, _ = probs_and_slopes(z, high, inverse, 0.0)
     excess = tl.sum(above, 1)[:, None] - 1
     whole = excess + 1 - tl.sum(below, 1)[:, None]
     return clamped(above + (below - above) * (excess / tl.where(whole == 0, 1.0, whole)))
@@ -49,7 +51,7 @@ def any_tile_forward(
     mask_offset = row_offset(row, inner, mo, mi)[:, None] + column.to(tl.int64)[None, :] * mc
     scores = load_scores(x, mask, x_offset, mask_offset, is_inside, HAS_MASK, ACC)
     a = load_rates(alphas, row, row < n_rows, alpha_stride, ACC)
-    peak, guess = first_guess(scores, a, n, ROWS, LANES, WIDTH, EPS)
+    peak, guess = first_guess(scores, a, n, LANES, WIDTH, EPS)
     z = scaled(scores, peak[:, None], a[:, None])
     inverse = (1 / a)[:, None]
     threshold, step, total, low, high = solve_tile(z, a, guess, n, ROWS, TOLERANCE, EPS)
@@ -82,7 +84,7 @@ def _row_sums(
     start = 0
     while start < n:
         z, _ = _load_block(x, mask, start, n, xc, mc, peak, a, HAS_MASK, BLOCK, ACC)
-        probs, slopes = probs_and_slopes(z, threshold, 1 / a)
+        probs, slopes = probs_and_slopes(z, threshold, 1 / a, origin_of(a))
         total += probs
         slope += slopes
         start += BLOCK
@@ -111,9 +113,9 @@ def any_loop_forward(
     peak = tl.max(peaks, 0)
     # Start from the threshold of the maxima of the columns of the blocks, which is a lower bound.
     z = scaled(peaks, peak, a)[None, :]
-    of_maxima = solve_tile(z, a + tl.zeros([1], ACC), 0.0, BLOCK, 1, TOLERANCE, EPS)
+    of_maxima = solve_tile(z, a + tl.zeros([1], ACC), origin_of(a) - 1, BLOCK, 1, TOLERANCE, EPS)
     threshold = tl.sum(of_maxima[3], 0)  # a sum of one
-    low, high = threshold, 1 - tl.exp2(-a * tl.log2(n * (1.0 + 0 * a)))
+    low, high = threshold, high_of(a, n)
     step = 0 * a
     total = 0 * a
     step_number, is_open = 0, True
@@ -136,8 +138,8 @@ def any_loop_forward(
 def _block_probs(z, a, peak, threshold, step, total, low, high, share):
     """Probabilities of a block of a row, given its solution."""
     if a > 1:
-        above = probs_and_slopes(z, low, 1 / a)[0]
-        below = probs_and_slopes(z, high, 1 / a)[0]
+        above = probs_and_slopes(z, low, 1 / a, 0.0)[0]
+        below = probs_and_slopes(z, high, 1 / a, 0.0)[0]
         probs = clamped(above + (below - above) * share)
     else:
         probs = corrected(z, threshold, step, 1 / a)

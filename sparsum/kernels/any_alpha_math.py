@@ -39,14 +39,27 @@ def scaled(scores, peak, a):
 
 
 @triton.jit
-def probs_and_slopes(z, threshold, inverse):
-    """Probabilities and p / d, with d = 1 + z - threshold; the logarithm is corrected by the rounding error of d."""
+def origin_of(a):
+    """What d = origin + z - threshold starts from: 1, or 0 for alpha > 2, where rounding errors of d are amplified."""
+    return tl.where(a > 1, 0.0, 1.0).to(a.dtype)
+
+
+@triton.jit
+def high_of(a, n):
+    """The largest possible threshold: the largest probability is at least 1 / n."""
+    exponent = -a * tl.log(n + 0 * a)
+    return tl.where(a > 1, -tl.exp(exponent), -expm1(exponent))
+
+
+@triton.jit
+def probs_and_slopes(z, threshold, inverse, origin):
+    """Probabilities and p / d, with d = origin + z - threshold; the logarithm is corrected by the rounding error of d."""
     u = z - threshold
-    d = 1 + u
+    d = origin + u
     is_off = d <= 0
     safe = tl.where(is_off, 1.0, d)
     reciprocal = 1 / safe
-    log = tl.log2(safe) + (u - (d - 1)) * reciprocal * _LOG2_E
+    log = tl.log2(safe) + (u - (d - origin)) * reciprocal * _LOG2_E
     probs = tl.where(is_off, 0.0, tl.exp2(log * inverse))
     return probs, probs * reciprocal
 
@@ -85,12 +98,12 @@ def advance(threshold, low, high, total, step, a, step_number, TOLERANCE: tl.con
 def solve_tile(z, a, guess, n, ROWS: tl.constexpr, TOLERANCE: tl.constexpr, EPS: tl.constexpr):
     """The threshold of each row of a block (ROWS, n) with maxima of 0, the last step, the sum, and a bracket."""
     threshold = tl.zeros([ROWS], z.dtype) + guess
-    low, high = threshold, 1 - tl.exp2(-a * tl.log2(n * tl.full([ROWS], 1.0, z.dtype)))
+    low, high = threshold, high_of(a, n)
     step = tl.zeros([ROWS], z.dtype)
     total = tl.zeros([ROWS], z.dtype)
     step_number, n_open = 0, 1
     while n_open > 0:
-        probs, slopes = probs_and_slopes(z, threshold[:, None], (1 / a)[:, None])
+        probs, slopes = probs_and_slopes(z, threshold[:, None], (1 / a)[:, None], origin_of(a)[:, None])
         total, slope = sums(probs, slopes)
         step = newton_step(total, slope, a)
         threshold, low, high, is_open = advance(threshold, low, high, total, step, a, step_number, TOLERANCE, EPS)
@@ -100,16 +113,16 @@ def solve_tile(z, a, guess, n, ROWS: tl.constexpr, TOLERANCE: tl.constexpr, EPS:
 
 
 @triton.jit
-def first_guess(scores, a, n, ROWS: tl.constexpr, LANES: tl.constexpr, WIDTH: tl.constexpr, EPS: tl.constexpr):
+def first_guess(scores, a, n, LANES: tl.constexpr, WIDTH: tl.constexpr, EPS: tl.constexpr):
     """Row maxima, and initial thresholds below the roots, as in `sparsum.kernels.simplex_math`."""
     if LANES > 1:
         parts = tl.max(tl.reshape(scores, [scores.shape[1] // (LANES * WIDTH), LANES, WIDTH]), 2)
         lanes = tl.max(parts, 0)[None, :]
         peak = tl.max(lanes, 1)
         z = scaled(lanes, peak[:, None], a[:, None])
-        _, _, _, low, _ = solve_tile(z, a, 0.0, n, 1, ROUGH, EPS)
+        _, _, _, low, _ = solve_tile(z, a, origin_of(a) - 1, n, 1, ROUGH, EPS)
         return peak, low
-    return tl.max(scores, 1), tl.zeros([ROWS], scores.dtype)
+    return tl.max(scores, 1), origin_of(a) - 1
 
 
 @triton.jit
@@ -120,8 +133,8 @@ def clamped(probs):
 
 @triton.jit
 def corrected(z, threshold, step, inverse):
-    """Probabilities, with the last step applied to first order."""
-    probs, slopes = probs_and_slopes(z, threshold, inverse)
+    """Probabilities for alpha <= 2, with the last step applied to first order."""
+    probs, slopes = probs_and_slopes(z, threshold, inverse, 1.0)
     return clamped(probs - step * inverse * slopes)
 
 

@@ -117,7 +117,9 @@ def _descend(x: Tensor, a: Tensor) -> Tensor:
     """Newton steps in the smallest probability of the support, for alpha > 2, in double precision."""
     z = x.double() * a
     n_candidates = int((z > -1).sum(-1).amax())  # the largest probability is at most 1
-    z, index = z.topk(n_candidates, dim=-1)
+    is_few = 4 * n_candidates <= z.shape[-1]  # torch.topk is slower than a sort if it returns most entries
+    z, index = z.topk(n_candidates, dim=-1) if is_few else z.sort(dim=-1, descending=True)
+    z, index = z[:, :n_candidates], index[:, :n_candidates]
     first, last = torch.zeros_like(index[:, :1]), torch.full_like(index[:, :1], n_candidates - 1)
     for _ in range((n_candidates - 1).bit_length()):  # entry k is in the support iff the entries above it sum to less than 1
         k = (first + last + 1) // 2
@@ -126,14 +128,14 @@ def _descend(x: Tensor, a: Tensor) -> Tensor:
     n_kept = int(first.amax()) + 1
     base = (z[:, :n_kept] - z.gather(-1, first)).relu_().pow_(1 / a)
     is_support = torch.arange(n_kept, device=x.device) <= first
-    smallest = 1 / (first + 1.0)
+    smallest = 1 / (first + 1).double()
     tolerance = _tolerance(z)
     for _ in range(_MAX_STEPS):
         larger = torch.maximum(base, smallest)
         ratio = torch.minimum(base, smallest) / larger
         probs = torch.log1p(ratio.pow_(a)).div_(a).exp_().mul_(larger).mul_(is_support)
         excess = probs.sum(-1, keepdim=True) - 1
-        if not bool((excess > tolerance).any()):
+        if not bool((excess.abs() > tolerance).any()):
             break
         slope = ((smallest / probs).pow_(a - 1).clamp_max_(1.0) * is_support).sum(-1, keepdim=True)
         smallest = (smallest - excess / slope).clamp_min(0.0)
@@ -141,23 +143,38 @@ def _descend(x: Tensor, a: Tensor) -> Tensor:
 
 
 def _bisect(x: Tensor, a: Tensor) -> Tensor:
-    """A fixed number of Newton steps within a bracket of the shift, for any alpha and any size."""
+    r"""A fixed number of Newton steps within a bracket, for any alpha and any size.
+
+    The unknown is :math:`s = a \nu`, or :math:`s - 1` for alpha > 2, where rounding errors of d are amplified.
+    """
+    z, origin = x * a, torch.where(a > 1, 0.0, 1.0)
     # The largest probability lies between 1/n and 1.
-    low = torch.zeros_like(x[..., :1])
-    high = -torch.expm1(-a * low.new_full((1,), x.shape[-1]).log()) / a
-    shift = low
+    low = torch.zeros_like(x[..., :1]) + origin - 1
+    exponent = -a * low.new_full((1,), x.shape[-1]).log()
+    high = torch.where(a > 1, -exponent.exp(), -torch.expm1(exponent))
+    threshold = low
     for step_number in range(_TRACED_STEPS):
-        probs, slopes = probs_and_slopes(x, shift, a)
-        total = probs.sum(-1, keepdim=True)
-        low, high = torch.where(total >= 1, shift, low), torch.where(total <= 1, shift, high)
-        newton = shift + _newton_step(total, slopes, a)
+        probs, d = _probs_and_distances(z, threshold, a, origin)
+        total, slope = probs.sum(-1, keepdim=True), (probs / d).sum(-1, keepdim=True)
+        low, high = torch.where(total >= 1, threshold, low), torch.where(total <= 1, threshold, high)
+        newton = threshold - torch.expm1(-a * total.log()) * total / slope
         takes_newton = (low < newton) & (newton < high)
         if step_number % 3 == 2:  # without convexity, Newton's method may converge slowly: bisect every third step
             takes_newton = takes_newton & (a <= 1)
-        shift = torch.where(takes_newton, newton, (low + high) / 2)
-    # Mix both ends of the bracket for a sum of 1: for alpha > 2, an entry at the boundary grows so steeply that no shift in
-    # double precision gives it the missing mass.
-    above, below = probs_and_slopes(x, low, a)[0], probs_and_slopes(x, high, a)[0]
+        threshold = torch.where(takes_newton, newton, (low + high) / 2)
+    # Mix both ends of the bracket for a sum of 1: for alpha > 2, an entry at the boundary grows so steeply that no threshold
+    # in double precision gives it the missing mass.
+    above, below = (_probs_and_distances(z, end, a, origin)[0] for end in (low, high))
     excess, lack = above.sum(-1, keepdim=True) - 1, 1 - below.sum(-1, keepdim=True)
     whole = excess + lack
     return torch.lerp(above, below, excess / torch.where(whole == 0, 1.0, whole))
+
+
+def _probs_and_distances(z: Tensor, threshold: Tensor, a: Tensor, origin: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities and d = origin + z - threshold, 1 off the support; the logarithm is corrected by the rounding of d."""
+    u = z - threshold
+    d = origin + u
+    is_support = d > 0
+    u, d = torch.where(is_support, u, 1 - origin), torch.where(is_support, d, 1.0)
+    log = d.log() + (u - (d - origin)) / d
+    return torch.where(is_support, (log / a).exp(), 0.0), d

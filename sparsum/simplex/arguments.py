@@ -57,6 +57,8 @@ def rows_of_alpha(alpha: float | Tensor, x: Tensor, dim: int) -> float | Tensor:
         return float(alpha)
     rows = _one_per_row("alpha", alpha, x, dim)
     # Where values cannot be checked, rows with an invalid alpha become NaN.
+    if can_look_at(alpha) and bool((alpha == math.inf).any()):
+        raise ValueError("alpha must be finite everywhere, got inf")
     if can_look_at(alpha) and bool((alpha < 1).any()):
         raise ValueError(f"alpha must be at least 1 everywhere, got a smallest value of {alpha.min().item():g}")
     return rows.unsqueeze(-1)

@@ -219,7 +219,7 @@ def _jacobian_dense(probs: Tensor, alpha: Alpha, vector: Tensor) -> Tensor:
     weights = _weights_quickly(probs, alpha)
     weighted = weights * vector
     mean = _ratio(weighted.sum(-1, keepdim=True), weights.sum(-1, keepdim=True))
-    return weighted.addcmul_(weights, mean, value=-1)
+    return torch.addcmul(weighted, weights, mean, value=-1)  # not in place: in forward mode it may be a zero tensor
 
 
 def _jacobian_packed(probs: Tensor, alpha: float, vector: Tensor) -> Tensor:
@@ -262,7 +262,7 @@ def _weights_quickly(probs: Tensor, alpha: Alpha) -> Tensor:
     """`_weights` without derivatives, and without boolean masks, which are slow on the CPU."""
     if isinstance(alpha, float) and alpha in (1.0, 1.5, 2.0):
         return probs if alpha == 1 else probs.sqrt() if alpha == 1.5 else probs.ceil()
-    return probs.pow(2 - alpha).clamp_max_(_LARGEST_WEIGHT[probs.dtype]).mul_(probs.sign())
+    return probs.pow(2 - alpha).clamp_max_(_LARGEST_WEIGHT[probs.dtype]).mul_(probs.ceil())
 
 
 def _is_number(alpha: Alpha, value: float) -> bool:
@@ -325,7 +325,7 @@ def _alpha_gradient_in_double(probs: Tensor, alpha: Tensor, grad: Tensor) -> Ten
     """`_alpha_gradient` without derivatives: where alpha is not close to 1, float64 replaces the series."""
     a, p, g = alpha.double() - 1, probs.double(), grad.double()
     log_probs = p.clamp_min(torch.finfo(torch.float64).tiny).log_()
-    weights = (log_probs * (1 - a)).exp_().clamp_max_(_LARGEST_WEIGHT[torch.float64]).mul_(p.sign())
+    weights = (log_probs * (1 - a)).exp_().clamp_max_(_LARGEST_WEIGHT[torch.float64]).mul_(p.ceil())
     mean = _ratio((weights * g).sum(-1, keepdim=True), weights.sum(-1, keepdim=True))
     change = log_probs.mul_(-a).add_(1.0).mul_(p).sub_(weights).div_(a * a)
     return (change * (g - mean)).sum(-1, keepdim=True).to(probs.dtype)

@@ -122,3 +122,35 @@ def test_float32_gradients_in_alpha() -> None:
         grads.append(torch.autograd.grad(sp.entmax(*inputs), inputs, weights))
     for found, expected in zip(*grads, strict=True):
         torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("alpha", [2.0001, 2.5, 3.0, 50.0])
+def test_ties_above_2(alpha: float) -> None:
+    """Equal scores share the mass to rounding, whatever else is in the batch."""
+    for n in (3, 93, 244):
+        probs = sp.entmax(torch.zeros(n, dtype=torch.float64), alpha)
+        torch.testing.assert_close(probs, torch.full_like(probs, 1 / n), atol=0, rtol=1e-14)
+
+
+@pytest.mark.parametrize(("alpha", "scale"), [(3.0, 1e-3), (5.0, 1e-8), (20.0, 1e-12), (1.3, 1e-8)])
+def test_nearly_equal_scores_in_graphs(alpha: float, scale: float) -> None:
+    """Small differences of scores, which a large alpha amplifies, are not lost to rounding."""
+    x = scale * torch.randn(1, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    alphas = torch.full((1, 1), alpha, dtype=torch.float64)
+    traced = any_alpha.solve_any_alpha(x - x.amax(-1, keepdim=True), alphas, traceable=True)
+    torch.testing.assert_close(traced, sp.entmax(x, alpha), atol=1e-13, rtol=0)
+
+
+def test_reverse_over_forward_of_a_linear_loss() -> None:
+    """The second derivative of sparsemax is 0, which torch represents by a tensor that cannot be changed in place."""
+    weight = torch.tensor([1.0, 2.0, 3.0])
+    hessian = torch.func.jacrev(torch.func.jacfwd(lambda x: (sp.sparsemax(x) * weight).sum()))
+    assert not hessian(torch.tensor([0.3, 0.1, 0.2])).any()
+
+
+@pytest.mark.parametrize("alpha", [1.3, 2.0, 2.5])
+def test_the_gradient_of_a_row_of_nan_is_nan(alpha: float) -> None:
+    x = torch.tensor([[torch.nan, 0.0, 0.0], [0.1, 0.0, 0.2]], requires_grad=True)
+    for learned in (torch.full((2,), alpha), torch.full((2,), alpha, requires_grad=True)):
+        (grad,) = torch.autograd.grad(sp.entmax(x, learned), x, torch.ones(2, 3))
+        assert grad.isnan().all(-1).tolist() == [True, False]

@@ -380,6 +380,7 @@ X = torch.randn(2, 3)
         (lambda: sp.entmax(X, math.inf), ValueError, "got inf"),
         (lambda: sp.entmax(X, "2"), TypeError, "alpha must be a number or a tensor, got str"),  # type: ignore[arg-type]
         (lambda: sp.entmax(X, torch.tensor([1.5, 0.5])), ValueError, "at least 1 everywhere, got a smallest value of 0.5"),
+        (lambda: sp.entmax(X, torch.tensor([1.5, torch.inf])), ValueError, "alpha must be finite everywhere, got inf"),
         (lambda: sp.entmax(X, torch.tensor(2)), TypeError, "alpha must have a floating-point dtype, got torch.int64"),
         (lambda: sp.entmax(X, torch.ones(3)), ValueError, "alpha must broadcast to the rows of x, (2,)"),
         (lambda: sp.embed([0], X), TypeError, "z must be a torch.Tensor, got list"),  # type: ignore[arg-type]
