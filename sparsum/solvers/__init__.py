@@ -4,6 +4,7 @@ from sparsum.solvers.abstract import AbstractSolver as AbstractSolver
 from sparsum.solvers.abstract import NotConverged as NotConverged
 from sparsum.solvers.abstract import Solution as Solution
 from sparsum.solvers.active_set import ActiveSet as ActiveSet
+from sparsum.solvers.pulled import Pulled as Pulled
 from sparsum.solvers.sparsemax import Sparsemax as Sparsemax
 from sparsum.solvers.splits import Nested as Nested
 from sparsum.solvers.splits import Systematic as Systematic

@@ -13,6 +13,7 @@ from torch import Tensor
 from sparsum.segments import Segments
 from sparsum.structures.declarations import BitCounts, Potentials, adjoint, reset_stale
 from sparsum.structures.lawler import kbest
+from sparsum.structures.pulling import Facets, Split, pull
 from sparsum.structures.scores import BoundScores, Scores, as_tuple, divided, flatten, masked, unflatten
 from sparsum.tensors import at_least_float32
 
@@ -68,6 +69,7 @@ class AbstractStructure(ABC):
     - `log_partition` and `sample`, for other structures that can be summed over and sampled from: enable the same, except
       `SumAndSample` and `UnorderedSet`, which require a chain.
     - `bit_counts`, for bit vectors of limited size: enables the closed forms of SparseMAP.
+    - `facets`, the inequalities that describe the mean vectors: makes `sparsum.solvers.Pulled` fast.
     - `contains`, whether atoms are assignments: enables the checks of `log_prob`.
 
     A subclass that changes the assignments by overriding `argmax`, `topk`, `kbest`, `vectors`, `score` or `log_count` does
@@ -303,6 +305,25 @@ class AbstractStructure(ABC):
         """
         return adjoint(self.potentials, scores, Potentials(choices, pairs))
 
+    def facets(self, device: torch.device) -> Facets:
+        """Optional, for 0/1 vectors: the inequalities that describe the mean vectors, beside those of the parts."""
+        raise NotImplementedError(f"{self!r} does not define the facets of its mean vectors")
+
+    def violated(
+        self,
+        points: Scores,  # shape: (n_rows, *score_shape)
+    ) -> Facets:
+        """Optional: inequalities that `facets` does not list, and that points which satisfy the listed ones violate."""
+        flat = flatten(points)
+        return Facets.none(flat.shape[-1], flat.device)
+
+    def pull(
+        self,
+        mean: Scores,  # shape: (n_rows, *score_shape), float64
+    ) -> Split:
+        """Split mean vectors into assignments, continuously: see docs/pulling.md. The default requires `facets`."""
+        return pull(self, mean, self.facets(flatten(mean).device))
+
     def log_partition(
         self,
         scores: Scores,  # shape: (n_rows, *score_shape)
@@ -330,6 +351,16 @@ class AbstractStructure(ABC):
     def bit_counts(self) -> BitCounts | None:
         """Optional: the number of ones, if the assignments are all bit vectors with a limited number of ones."""
         return None
+
+    @property
+    def has_unique_mean(self) -> bool:
+        """Whether SparseMAP's mean vector is unique: all weights of `quadratic` are positive."""
+        return True
+
+    @property
+    def has_facets(self) -> bool:
+        """Whether `facets` is defined."""
+        return type(self).facets is not AbstractStructure.facets
 
     @property
     def is_chain(self) -> bool:

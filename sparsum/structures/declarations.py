@@ -20,6 +20,9 @@ _OPTIONAL = (
     "log_partition",
     "sample",
     "bit_counts",
+    "facets",
+    "violated",
+    "pull",
     "contains",
 )
 #: What determines the assignments of a structure and their scores, and what is reset if a subclass overrides it. The last

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from sparsum.arguments import check_int
+from sparsum.structures.pulling import Facets
 from sparsum.structures.sized import AbstractSized
+from sparsum.tensors import tensor_cache
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,11 @@ class Matching(AbstractSized):
         columns = atoms if self.lengths is None else torch.where(self._is_padding(len(atoms)), -1 - position, atoms)
         return self._is_in_range(atoms) & (columns.sort(-1).values.diff(dim=-1) != 0).all(-1)
 
+    def facets(self, device: torch.device) -> Facets:
+        """No column is used more than once; with as many columns as rows, each is used exactly once in any case."""
+        n, m = self.score_shape
+        return Facets.none(n * m, device) if n == m else _column_facets(n, m, device)
+
     def _best(
         self,
         rows: Tensor,  # shape: (n_rows, n, m)
@@ -87,6 +94,12 @@ class Matching(AbstractSized):
         for atom, matrix, length in zip(atoms, rows.double().cpu(), lengths, strict=True):
             atom[:length] = _best_columns(matrix[:length, : length + m - n])
         return atoms.to(rows.device)
+
+
+@tensor_cache
+def _column_facets(n: int, m: int, device: torch.device) -> Facets:
+    normals = -torch.eye(m, dtype=torch.float64, device=device).repeat(1, n)
+    return Facets(normals, normals.new_full((1, m), -1.0))
 
 
 def _best_columns(matrix: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from sparsum.arguments import check_int
 from sparsum.segments import Segments
 from sparsum.structures.declarations import Potentials
+from sparsum.structures.pulling import Facets
 from sparsum.structures.scores import BoundScores, Scores, as_tuple
 from sparsum.structures.sized import AbstractSized
 
@@ -208,6 +209,16 @@ class Sequence(AbstractSized):
     ) -> Tensor:
         """Whether all tags are from 0 to n_tags - 1, and 0 for padding: (n_atoms,)."""
         return self._is_in_range(atoms)
+
+    @property
+    def has_unique_mean(self) -> bool:
+        """Not if there are transitions that are not regularised."""
+        return self.regularise_transitions or not self.has_transitions
+
+    def facets(self, device: torch.device) -> Facets:
+        """None: tags and transitions that are not negative and agree with each other are the mean of sequences."""
+        n_parts = self.length * self.n_tags + self.has_transitions * math.prod(self._transition_shape)
+        return Facets.none(n_parts, device)
 
     def potentials(
         self,

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from sparsum.arguments import check_int
+from sparsum.structures.cuts import common_sets, cuts, violated_sets
+from sparsum.structures.pulling import Facets
 from sparsum.structures.sized import AbstractSized
 from sparsum.structures.spanning import is_tree, log_sum_of_heads, sample_heads
 
@@ -94,6 +96,17 @@ class Tree(AbstractSized):
     ) -> Tensor:
         """Draw n independent trees per row: (n, n_rows, n_words)."""
         return sample_heads(scores, n, generator, single_root=self.single_root)
+
+    def facets(self, device: torch.device) -> Facets:
+        """Every set of words has a head outside of it; all sets, or only some if there are many."""
+        return cuts(common_sets(self.n, device), self.lengths)
+
+    def violated(
+        self,
+        points: Tensor,  # shape: (n_rows, n, n)
+    ) -> Facets:
+        """Further sets, by minimum cuts, one matrix at a time and on the CPU."""
+        return cuts(violated_sets(points), self.lengths)
 
     def _best(
         self,
