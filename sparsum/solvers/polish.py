@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sparsum import kernels
 from sparsum.segments import Packed, Segments, read_sizes
 from sparsum.solvers import kkt
 from sparsum.solvers.quadratic import NEGLIGIBLE, Padded, Quadratic, violation
@@ -94,7 +95,7 @@ class Found:
         """Atoms, probabilities as a differentiable function of b for constant atoms, and segments."""
         kept, probs, atoms = self.padded.probs > 0, self.padded.probs, self.padded.atoms
         packed = Packed.with_size(kept, kept.sum(-1), self.n_atoms)
-        if linear.requires_grad:
+        if linear.requires_grad or kernels.is_transformed():  # a forward-mode tangent does not require a gradient
             scores = kkt.multiply(self.face.vectors, linear)
             probs = probs + self.face.tangent.solve(scores - scores.detach())
         probs = packed.take(probs).to(dtype)

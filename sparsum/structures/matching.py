@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sparsum import kernels
 from sparsum.arguments import check_int
 from sparsum.structures.pulling import Facets
 from sparsum.structures.sized import AbstractSized
@@ -107,7 +108,9 @@ def _best_columns(matrix: Tensor) -> Tensor:
     from scipy.optimize import linear_sum_assignment  # imported lazily: takes a third of the import time of torch
 
     try:
-        _, columns = linear_sum_assignment(matrix.numpy(), maximize=True)
+        # Tensors of function transforms have no memory that NumPy could share.
+        values = matrix.tolist() if kernels.is_transformed() else matrix.numpy()
+        _, columns = linear_sum_assignment(values, maximize=True)
     except ValueError:  # infeasible, or a NaN, for which no best matching exists
         return torch.arange(len(matrix), device="cpu")
     return torch.from_numpy(columns)
