@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import dataclasses
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,24 +13,25 @@ from sparsum.segments import Segments
 from sparsum.solvers import kkt
 from sparsum.solvers.abstract import AbstractSolver, NotConverged, Solution
 from sparsum.solvers.active_set import ActiveSet
+from sparsum.solvers.mean import Mean, find_mean
 from sparsum.solvers.quadratic import unpack
 from sparsum.structures import AbstractStructure, BoundScores
 from sparsum.structures.pulling import STUCK, Split
-from sparsum.structures.scores import flatten
+from sparsum.structures.scores import flatten, unflatten
 
 
 @dataclass(frozen=True)
 class Pulled(AbstractSolver):
     r"""SparseMAP whose atoms are a function of the mean, found by *pulling*: expected losses are continuous.
 
-    The mean :math:`\mu` is unique, and a continuous function of the scores. `ActiveSet` finds it. Its atoms are then replaced:
-    from :math:`\mu`, take the vertex of its face that is best for one fixed direction, go from there through :math:`\mu` as
-    far as the mean vectors reach, and continue with the smaller face that this ends in. The probabilities are continuous and
-    piecewise linear in the scores. There are at most dim + 1 atoms, affinely independent. Where the scores are in general
-    position they span the face, so the gradient is that of the optimum, for the mean and for every expected loss.
+    The mean :math:`\mu` is unique, and a continuous function of the scores. Given :math:`\mu`, take the vertex of its face
+    that is best for one fixed direction, go from there through :math:`\mu` as far as the mean vectors reach, and continue from
+    there, in a smaller face. The probabilities are continuous and piecewise linear in the scores. There are at most dim + 1
+    atoms, affinely independent. Where the scores are in general position they span the face, so that the gradient is that of
+    the optimum, for the mean and for every expected loss. docs/pulling.md has the proofs.
 
-    The direction is fixed, but arbitrary: another one gives other atoms with the same mean. For `Sequence` it orders sequences
-    by their first different tag.
+    The direction is fixed, but arbitrary: another one gives other atoms with the same mean. For `Sequence`, it orders
+    sequences by their first different tag.
 
     >>> import sparsum as sp
     >>> q = sp.sparsemap(torch.tensor([[0.3, 0.0], [0.0, 0.2]]), sp.Matching(2), solver=Pulled())
@@ -37,8 +39,11 @@ class Pulled(AbstractSolver):
     (tensor([[1, 0],
             [0, 1]]), tensor([0.3750, 0.6250]))
 
-    The structure must define its `facets`, as `Sequence`, `Tree` and `Matching` do, which have this solver by default. A
-    `Sequence` with ``regularise_transitions=False`` is not supported: the mean of its transitions is not unique.
+    `Sequence`, `Tree` and `Matching` have this solver by default; other structures must define their `facets`. A `Sequence`
+    with ``regularise_transitions=False`` is not supported: the mean of its transitions is not unique.
+
+    The mean is found by `ActiveSet`, and for `Sequence` with transitions by Newton's method on the dual. All computations use
+    float64.
 
     Args:
         max_steps: of the active set, as for `ActiveSet`.
@@ -47,9 +52,9 @@ class Pulled(AbstractSolver):
         strict: whether to raise `NotConverged` if a row is not solved; if False, split the last feasible mean.
 
     References:
-        - Subdivisions and triangulations of polytopes (Lee & Santos, 2017), section 16.2.2, on pulling,
+        - Subdivisions and triangulations of polytopes (Lee & Santos, 2017), section 16.2, on pulling,
           https://www.csun.edu/~ctoth/Handbook/chap16.pdf
-        - Three observations on linear algebra (Birkhoff, 1946), the decomposition of doubly stochastic matrices
+        - Tres observaciones sobre el algebra lineal (Birkhoff, 1946), on doubly stochastic matrices
     """
 
     max_steps: int | None = None
@@ -57,10 +62,10 @@ class Pulled(AbstractSolver):
     strict: bool = True
 
     def __post_init__(self) -> None:
-        self._active_set()
+        self._active_set()  # checks the arguments
 
     def _active_set(self) -> ActiveSet:
-        return ActiveSet(max_steps=self.max_steps, tolerance=self.tolerance, strict=self.strict)
+        return ActiveSet(max_steps=self.max_steps, tolerance=self.tolerance, strict=False)
 
     def solve(self, bound: BoundScores) -> Solution:
         """Solve all rows.
@@ -70,42 +75,74 @@ class Pulled(AbstractSolver):
             NotConverged: if ``strict`` and a row does not converge.
             ValueError: if a row contains NaN or +inf, or is fully masked.
         """
-        structure = bound.structure
-        if not structure.has_unique_mean:
-            raise TypeError(f"Pulled needs a unique mean, got {structure!r} whose transitions are not regularised; use ActiveSet")
-        flat = bound.flat.double()
+        structure, flat = bound.structure, bound.flat.double()
+        if not structure.has_unique_mean or not structure.has_facets:
+            wanted = "facets" if structure.has_unique_mean else "a unique mean: regularise its transitions"
+            raise TypeError(f"Pulled takes structures with {wanted}, got {structure!r}; use ActiveSet, which takes any")
         with torch.no_grad():
-            solution = self._active_set().solve(bound.with_flat(flat.detach()))
-            split = structure.pull(structure.marginals(solution.atoms, solution.probs, solution.segments))
-            solution = replace(solution, is_solved=solution.is_solved & (split.left <= STUCK))
-            if self.strict and not bool(solution.is_solved.all()):
-                rows = (~solution.is_solved).nonzero().squeeze(-1)
-                raise NotConverged(rows.tolist(), solution.steps[rows].tolist(), solution.gap[rows].tolist())
-            segments = Segments.from_row(split.row, bound.n_rows)
-        probs = _differentiable(structure, split, flat).to(bound.dtype)
+            mean = find_mean(bound.with_flat(flat.detach()), self._active_set())
+            split = structure.pull(unflatten(mean.vector, like=bound.scores))
+            mean = self._checked(mean, split)
+        linear, weight = structure.quadratic(flat)
+        probs = split.weights
+        if flat.requires_grad or kernels.is_transformed():
+            probs = _differentiable(structure, split, linear.masked_fill(linear.detach() == -torch.inf, 0.0), weight)
         # float16 would round the smallest probabilities to 0, and so drop their atoms.
-        probs = probs.clamp_min(torch.finfo(bound.dtype).smallest_normal * torch.finfo(bound.dtype).eps)
-        return replace(solution, atoms=split.atoms, probs=probs, segments=segments)
+        least = torch.finfo(bound.dtype).smallest_normal * torch.finfo(bound.dtype).eps
+        segments = Segments.from_row(split.row, bound.n_rows)
+        max_steps = 10 * flat.shape[-1] + 100 if self.max_steps is None else self.max_steps
+        return Solution(
+            split.atoms, probs.to(bound.dtype).clamp_min(least), segments, mean.is_solved, mean.steps, mean.gap, max_steps
+        )
+
+    def _checked(self, mean: Mean, split: Split) -> Mean:
+        """Mark rows that could not be split as not solved; if strict, raise for rows that are not solved."""
+        is_solved = mean.is_solved & (split.left <= STUCK)
+        if self.strict and not bool(is_solved.all()):
+            rows = (~is_solved).nonzero().squeeze(-1)
+            raise NotConverged(rows.tolist(), mean.steps[rows].tolist(), mean.gap[rows].tolist())
+        return dataclasses.replace(mean, is_solved=is_solved)
 
 
 def _differentiable(
     structure: AbstractStructure,
     split: Split,
-    flat: Tensor,  # shape: (n_rows, n_parts), the scores
+    linear: Tensor,  # shape: (n_rows, n_parts), b
+    weight: Tensor,  # shape: (n_parts,)
 ) -> Tensor:
-    """The probabilities as a differentiable function of the scores, for constant atoms: (n_atoms,)."""
-    if not (flat.requires_grad or kernels.is_transformed()):
-        return split.weights
-    linear, weight = structure.quadratic(flat)
-    linear = linear.masked_fill(linear.detach() == -torch.inf, 0.0)
+    """The probabilities as a differentiable function of b, for constant atoms: (n_atoms,)."""
     with torch.no_grad():
-        atoms, index, is_filled = unpack(split.atoms, split.row, len(flat))
-        row = torch.arange(len(flat), device=flat.device).repeat_interleave(atoms.shape[1])
-        vectors = flatten(structure.select(row).vectors(atoms.flatten(0, 1))).to(weight.dtype)
-        vectors = vectors.reshape(*is_filled.shape, flat.shape[-1])
-        # Parts that all atoms share do not matter; without them the matrix is well conditioned, and 0 in empty slots.
-        vectors = vectors - vectors[:, :1]
-        tangent = kkt.Tangent.factor(kkt.lifted_gram(vectors, weight, is_filled), is_filled)
-    scores = kkt.multiply(vectors, linear)
-    moved = tangent.solve(scores - scores.detach())
-    return split.weights + moved[is_filled]
+        atoms, _, is_filled = unpack(split.atoms, split.row, len(linear))
+        vectors, parts = _vectors(structure, atoms, linear.shape[-1])
+        # Parts that all atoms share do not matter; without them, the matrix is well conditioned.
+        vectors = (vectors - vectors[:, :1]) * is_filled.unsqueeze(-1)
+        gram = kkt.lifted_gram(vectors * weight[parts].sqrt().unsqueeze(1), torch.ones_like(weight[:1]), is_filled)
+        tangent = kkt.Tangent.factor(gram, is_filled)
+    scores = kkt.multiply(vectors, linear.gather(1, parts))
+    return split.weights + tangent.solve(scores - scores.detach())[is_filled]
+
+
+def _vectors(
+    structure: AbstractStructure,
+    atoms: Tensor,  # shape: (n_rows, n_slots, *event_shape)
+    n_parts: int,
+) -> tuple[Tensor, Tensor]:
+    """The vectors of atoms, (n_rows, n_slots, n), of those parts that each row uses, (n_rows, n), and a few others."""
+    n_rows, n_slots = atoms.shape[:2]
+    row = torch.arange(n_rows, device=atoms.device).repeat_interleave(n_slots, output_size=n_rows * n_slots)
+    rows, flat = structure.select(row), atoms.flatten(0, 1)
+    used = rows.parts(flat)
+    if used is None:
+        vectors = flatten(rows.vectors(flat)).double().reshape(n_rows, n_slots, n_parts)
+        return vectors, torch.arange(n_parts, device=atoms.device).expand(n_rows, n_parts)
+    used = used.reshape(n_rows, -1)
+    is_used = torch.zeros(n_rows, n_parts + 1, dtype=torch.bool, device=atoms.device).scatter_(1, used, True)[:, :-1]
+    place = is_used.cumsum(-1)
+    n = int(place[:, -1].amax()) if n_rows else 0
+    # Parts that are not used come last, and those beyond the n-th are cut off.
+    parts = torch.zeros(n_rows, n + 1, dtype=torch.int64, device=atoms.device)
+    every = torch.arange(n_parts, device=atoms.device).expand(n_rows, n_parts)
+    parts.scatter_(1, torch.where(is_used, place - 1, n), every)
+    place = torch.nn.functional.pad(place - 1, (0, 1), value=n).gather(1, used).reshape(n_rows, n_slots, -1)
+    vectors = torch.zeros(n_rows, n_slots, n + 1, dtype=torch.float64, device=atoms.device).scatter_(2, place, 1.0)
+    return vectors[..., :-1], parts[:, :-1]

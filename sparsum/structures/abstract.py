@@ -305,6 +305,29 @@ class AbstractStructure(ABC):
         """
         return adjoint(self.potentials, scores, Potentials(choices, pairs))
 
+    def parts(
+        self,
+        atoms: Tensor,  # shape: (n_atoms, *event_shape)
+    ) -> Tensor | None:
+        """Optional, for 0/1 vectors: the indices of the ones among all parts, (n_atoms, n), to save memory and time.
+
+        Indices from the number of parts on stand for nothing, so that all atoms have the same number. If the scores are a
+        tuple, the parts of the second follow those of the first.
+        """
+        return None
+
+    def flow_lengths(
+        self,
+        n_rows: int,
+        device: torch.device,
+    ) -> Tensor | None:
+        """Optional: the length of each row, (n_rows,), if the mean vectors are flows along a chain.
+
+        The parts are then the choices at all positions, (length, n_choices), followed by all pairs of neighbouring choices,
+        (length - 1, n_choices, n_choices).
+        """
+        return None
+
     def facets(self, device: torch.device) -> Facets:
         """Optional, for 0/1 vectors: the inequalities that describe the mean vectors, beside those of the parts."""
         raise NotImplementedError(f"{self!r} does not define the facets of its mean vectors")

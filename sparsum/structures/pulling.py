@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sparsum.structures.abstract import AbstractStructure
 
 #: What is below this after subtractions, of numbers up to 1, is 0 up to rounding.
-_ZERO = 1e-13
+ZERO = 1e-13
 #: A row is split once less mass than this is left.
 _NEGLIGIBLE = 1e-12
 #: More mass than this can only be left if a facet was missing.
@@ -133,9 +133,9 @@ class _Pulling:
         n_rows, n_parts = left.shape
         self.structure, self.form, self.facets = structure, form, facets
         self.ids, self.mass = torch.arange(n_rows, device=left.device), left.new_ones(n_rows)
-        self.left = torch.where(left > _ZERO, left, 0.0)
+        self.left = torch.where(left > ZERO, left, 0.0)
         self.slack = left @ facets.normals.T - facets.levels
-        self.slack = torch.where(self.slack > _ZERO, self.slack, 0.0)
+        self.slack = torch.where(self.slack > ZERO, self.slack, 0.0)
         self.direction = direction(n_parts, left.device)
         # More than the difference of any two assignments.
         self.penalty = 2.0**_DIRECTION_BITS * (1 + int(left.sum(-1).amax()) if n_rows else 1)
@@ -184,4 +184,4 @@ def _shrunk(
 ) -> Tensor:
     """What is left after a step, with 0 for what is below rounding errors."""
     new = torch.addcmul(old, step.unsqueeze(-1), by, value=-1)
-    return torch.where(new > _ZERO, new, 0.0)
+    return torch.where(new > ZERO, new, 0.0)

@@ -12,7 +12,8 @@ from torch import Tensor
 from sparsum.arguments import check_int
 from sparsum.segments import Segments
 from sparsum.structures.declarations import Potentials
-from sparsum.structures.pulling import Facets
+from sparsum.structures.pulling import Facets, Split
+from sparsum.structures.quantiles import pull_chain
 from sparsum.structures.scores import BoundScores, Scores, as_tuple
 from sparsum.structures.sized import AbstractSized
 
@@ -170,6 +171,28 @@ class Sequence(AbstractSized):
         # A padded position has neither a tag nor a transition.
         return unary, unary[:, :-1].unsqueeze(-1) * unary[:, 1:].unsqueeze(-2)
 
+    def parts(
+        self,
+        atoms: Tensor,  # shape: (n_atoms, length)
+    ) -> Tensor | None:
+        """The indices of the tags, and of the transitions if the scores have them: (n_atoms, length or 2 * length - 1)."""
+        tags = super().parts(atoms)
+        if not self.has_transitions or tags is None:
+            return tags
+        transitions = self._transitions(atoms, torch.zeros_like(atoms[:, 0]))
+        if self.lengths is not None:
+            is_padding = self._is_padding(len(atoms))
+            n_parts = self.length * self.n_tags + math.prod(self._transition_shape)
+            tags = tags.masked_fill(is_padding, n_parts)
+            transitions = transitions.masked_fill(is_padding[:, 1:], n_parts)
+        return torch.cat([tags, transitions + self.length * self.n_tags], -1)
+
+    def flow_lengths(self, n_rows: int, device: torch.device) -> Tensor | None:
+        """The lengths, if the scores have transitions."""
+        if not self.has_transitions:
+            return None
+        return torch.full((n_rows,), self.length, device=device) if self.lengths is None else self.lengths
+
     def score(
         self,
         scores: Scores,  # shape: (n_rows, length, n_tags), or a pair with (n_rows, length - 1, n_tags, n_tags)
@@ -219,6 +242,15 @@ class Sequence(AbstractSized):
         """None: tags and transitions that are not negative and agree with each other are the mean of sequences."""
         n_parts = self.length * self.n_tags + self.has_transitions * math.prod(self._transition_shape)
         return Facets.none(n_parts, device)
+
+    def pull(
+        self,
+        mean: Scores,  # shape: (n_rows, length, n_tags), or a pair with (n_rows, length - 1, n_tags, n_tags)
+    ) -> Split:
+        """Split mean vectors into sequences in the order of their first different tag, in closed form."""
+        tags, *others = as_tuple(mean)
+        is_padding = None if self.lengths is None else self._is_padding(len(tags))
+        return pull_chain(tags, others[0] if others else None, is_padding)
 
     def potentials(
         self,
