@@ -96,15 +96,22 @@ class ActiveSet(AbstractSolver):
         with torch.no_grad():
             rows = bound.with_flat(flat.detach())
             problem = Quadratic(structure, rows.scores, linear.detach(), weight, is_forbidden)
-            max_steps = 10 * flat.shape[-1] + 100 if self.max_steps is None else self.max_steps
-            found = self._find(problem, rows, max_steps)
+            found = self.find(problem, rows)
         if self.strict and found.n_unsolved:
             raise NotConverged(*(tensor[~found.is_solved].tolist() for tensor in _reported(found)))
         atoms, probs, segments = found.packed(linear, bound.dtype)
-        return Solution(atoms, probs, segments, found.is_solved, found.padded.steps, found.gap, max_steps)
+        return Solution(atoms, probs, segments, found.is_solved, found.padded.steps, found.gap, self.most_steps(flat))
 
-    def _find(self, problem: Quadratic, rows: BoundScores, max_steps: int) -> Found:
+    def most_steps(
+        self,
+        flat: Tensor,  # shape: (n_rows, n_parts)
+    ) -> int:
+        """The largest number of steps of a row."""
+        return 10 * flat.shape[-1] + 100 if self.max_steps is None else self.max_steps
+
+    def find(self, problem: Quadratic, rows: BoundScores) -> Found:
         """The atoms of all rows and their certificates."""
+        max_steps = self.most_steps(rows.flat)
         if self.start is None:
             problem, done = run_from_best(rows.flat, rows, problem, self.tolerance, max_steps)
         else:

@@ -15,6 +15,7 @@ from sparsum.solvers.abstract import AbstractSolver, NotConverged, Solution
 from sparsum.solvers.active_set import ActiveSet
 from sparsum.solvers.mean import Mean, find_mean
 from sparsum.solvers.quadratic import unpack
+from sparsum.solvers.rays import Rays
 from sparsum.structures import AbstractStructure, BoundScores
 from sparsum.structures.pulling import STUCK, Split
 from sparsum.structures.scores import flatten, unflatten
@@ -39,8 +40,9 @@ class Pulled(AbstractSolver):
     (tensor([[1, 0],
             [0, 1]]), tensor([0.3750, 0.6250]))
 
-    `Sequence`, `Tree` and `Matching` have this solver by default; other structures must define their `facets`. A `Sequence`
-    with ``regularise_transitions=False`` is not supported: the mean of its transitions is not unique.
+    `Sequence`, `Tree` and `Matching` have this solver by default. Other structures are supported as well, but one that does
+    not define its `facets` takes hundreds of runs of the active set: for small problems only. A `Sequence` with
+    ``regularise_transitions=False`` is not supported, because the mean of its transitions is not unique.
 
     The mean is found by `ActiveSet`, and for `Sequence` with transitions by Newton's method on the dual. All computations use
     float64.
@@ -71,26 +73,29 @@ class Pulled(AbstractSolver):
         """Solve all rows.
 
         Raises:
-            TypeError: if the structure has no `facets`, or the mean is not unique.
+            TypeError: if the mean is not unique.
             NotConverged: if ``strict`` and a row does not converge.
             ValueError: if a row contains NaN or +inf, or is fully masked.
         """
         structure, flat = bound.structure, bound.flat.double()
-        if not structure.has_unique_mean or not structure.has_facets:
-            wanted = "facets" if structure.has_unique_mean else "a unique mean: regularise its transitions"
-            raise TypeError(f"Pulled takes structures with {wanted}, got {structure!r}; use ActiveSet, which takes any")
-        with torch.no_grad():
-            mean = find_mean(bound.with_flat(flat.detach()), self._active_set())
-            split = structure.pull(unflatten(mean.vector, like=bound.scores))
-            mean = self._checked(mean, split)
+        if not structure.has_unique_mean:
+            raise TypeError(f"Pulled needs a unique mean, which {structure!r} does not have; use ActiveSet")
         linear, weight = structure.quadratic(flat)
+        with torch.no_grad():
+            rows, solver = bound.with_flat(flat.detach()), self._active_set()
+            mean = find_mean(rows, solver)
+            if structure.has_facets:
+                split = structure.pull(unflatten(mean.vector, like=rows.scores))
+            else:
+                split = Rays(rows, weight, solver).split(mean.vector)
+            mean = self._checked(mean, split)
         probs = split.weights
         if flat.requires_grad or kernels.is_transformed():
             probs = _differentiable(structure, split, linear.masked_fill(linear.detach() == -torch.inf, 0.0), weight)
         # float16 would round the smallest probabilities to 0, and so drop their atoms.
         least = torch.finfo(bound.dtype).smallest_normal * torch.finfo(bound.dtype).eps
         segments = Segments.from_row(split.row, bound.n_rows)
-        max_steps = 10 * flat.shape[-1] + 100 if self.max_steps is None else self.max_steps
+        max_steps = solver.most_steps(flat)
         return Solution(
             split.atoms, probs.to(bound.dtype).clamp_min(least), segments, mean.is_solved, mean.steps, mean.gap, max_steps
         )
