@@ -311,7 +311,7 @@ class AbstractStructure(ABC):
     ) -> Tensor | None:
         """Optional, for 0/1 vectors: the indices of the ones among all parts, (n_atoms, n), to save memory and time.
 
-        Indices from the number of parts on stand for nothing, so that all atoms have the same number. If the scores are a
+        The number of parts as an index stands for nothing, so that all atoms have the same number of indices. If the scores are a
         tuple, the parts of the second follow those of the first.
         """
         return None

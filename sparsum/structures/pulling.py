@@ -145,7 +145,7 @@ class _Pulling:
     def run(self) -> tuple[Split, Tensor]:
         """The vertices of all rows, and the last point of each, (n_rows, n_parts), outside of the polytope if it is stuck."""
         n_rows = len(self.ids)
-        while len(self.ids):
+        while len(self.ids) or not self.pieces:  # a step without rows determines the shape of atoms
             is_done = self._step()
             if bool(is_done.any()):
                 self._remove(is_done)

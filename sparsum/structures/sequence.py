@@ -83,6 +83,10 @@ class Sequence(AbstractSized):
     def _transition_shape(self) -> tuple[int, int, int]:
         return self.length - 1, self.n_tags, self.n_tags
 
+    @property
+    def _n_parts(self) -> int:
+        return self.length * self.n_tags + self.has_transitions * math.prod(self._transition_shape)
+
     def log_count(self) -> float:
         """Log of n_tags ** length."""
         return self.length * math.log(self.n_tags)
@@ -179,13 +183,11 @@ class Sequence(AbstractSized):
         tags = super().parts(atoms)
         if not self.has_transitions or tags is None:
             return tags
-        transitions = self._transitions(atoms, torch.zeros_like(atoms[:, 0]))
+        transitions = self._transitions(atoms, torch.zeros_like(atoms[:, 0])) + self.length * self.n_tags
         if self.lengths is not None:
             is_padding = self._is_padding(len(atoms))
-            n_parts = self.length * self.n_tags + math.prod(self._transition_shape)
-            tags = tags.masked_fill(is_padding, n_parts)
-            transitions = transitions.masked_fill(is_padding[:, 1:], n_parts)
-        return torch.cat([tags, transitions + self.length * self.n_tags], -1)
+            tags, transitions = tags.masked_fill(is_padding, self._n_parts), transitions.masked_fill(is_padding[:, 1:], self._n_parts)
+        return torch.cat([tags, transitions], -1)
 
     def flow_lengths(self, n_rows: int, device: torch.device) -> Tensor | None:
         """The lengths, if the scores have transitions."""
@@ -240,8 +242,7 @@ class Sequence(AbstractSized):
 
     def facets(self, device: torch.device) -> Facets:
         """None: tags and transitions that are not negative and agree with each other are the mean of sequences."""
-        n_parts = self.length * self.n_tags + self.has_transitions * math.prod(self._transition_shape)
-        return Facets.none(n_parts, device)
+        return Facets.none(self._n_parts, device)
 
     def pull(
         self,
