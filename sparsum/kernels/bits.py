@@ -132,20 +132,23 @@ def _project(target, column, space, total, IS_EXACT: tl.constexpr, BLOCK: tl.con
 
 
 @triton.jit
-def _systematic_keys(mean, is_fractional, ordinal, n):
+def _systematic_keys(mean, is_fractional, n):
     """Fractional parts of the cumulative marginals, 1 for bits that are not fractional, and whether they cross an integer.
 
     Sums are computed in fixed point; the last sum is rounded to an integer if it differs from one only by rounding.
     """
     scaled = tl.where(is_fractional, mean, 0.0) * (1.0 * _ONE)
     part = ((scaled + _LARGE) - _LARGE).to(tl.int64)
+    whole_sum = tl.sum(part, 0)
+    missing = (((whole_sum + _ONE // 2) >> _PLACES) << _PLACES) - whole_sum
+    missing = tl.where(tl.abs(missing) <= n, missing, 0)
+    # What is missing comes from the last bits, each of which keeps a marginal from 0 to 1.
+    room = tl.where(is_fractional, tl.where(missing > 0, _ONE - part, part), 0)
+    later = tl.sum(room, 0) - tl.cumsum(room, 0)
+    moved = tl.minimum(tl.maximum(tl.abs(missing) - later, 0), room)
+    part += tl.where(missing > 0, moved, -moved)
     sums = tl.cumsum(part, 0)
     before = sums - part
-    whole_sum = tl.sum(part, 0)
-    nearest = ((whole_sum + _ONE // 2) >> _PLACES) << _PLACES
-    is_integer = tl.abs(whole_sum - nearest) <= n
-    is_last = ordinal == tl.sum(is_fractional.to(tl.int32), 0)
-    sums = tl.where(is_last & is_integer, nearest, sums)
     crosses = (sums >> _PLACES) > (before >> _PLACES)
     return tl.where(is_fractional, (sums & (_ONE - 1)).to(tl.float64) / (1.0 * _ONE), 1.0), crosses
 
@@ -175,7 +178,7 @@ def _split(
     is_fractional = (mean > _NEGLIGIBLE) & (mean < 1.0 - _NEGLIGIBLE)
     ordinal = tl.cumsum(is_fractional.to(tl.int32), 0)
     if SYSTEMATIC:
-        key, crosses = _systematic_keys(mean, is_fractional, ordinal, n)
+        key, crosses = _systematic_keys(mean, is_fractional, n)
         low, high = 0.0, 1.0
     else:
         key = tl.where(is_fractional, -mean, 0.0)

@@ -40,7 +40,8 @@ class Solution:
 
 
 def _in_words(is_solved: bool, steps: int, gap: float, max_steps: int) -> str:
-    how = "optimal" if is_solved else "out of steps" if steps >= max_steps else "stalled, atoms nearly dependent"
+    why = "stalled, atoms nearly dependent or scores too large"
+    how = "optimal" if is_solved else "out of steps" if steps >= max_steps else why
     return f"{how}: gap {gap:.2g} after {steps} steps"
 
 
@@ -66,8 +67,8 @@ class NotConverged(RuntimeError):
         shown = ", ".join(f"row {r} (gap {g:.3g} after {s} steps)" for r, s, g in zip(rows[:5], steps, gap, strict=False))
         more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
         super().__init__(
-            f"{len(rows)} row(s) did not converge: {shown}{more}; allow more steps with ActiveSet(max_steps=...), or keep "
-            "the last iterate with ActiveSet(strict=False)"
+            f"{len(rows)} row(s) did not converge: {shown}{more}; allow more steps with ActiveSet(max_steps=...), "
+            "scale down scores that differ by more than 1e5, or keep the last iterate with ActiveSet(strict=False)"
         )
 
     def __reduce__(self) -> tuple[type[NotConverged], tuple[list[int], list[int], list[float]]]:

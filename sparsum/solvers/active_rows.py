@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from sparsum.solvers import kkt
-from sparsum.solvers.quadratic import GRID, NEGLIGIBLE, Finished, Quadratic, violation
+from sparsum.solvers.quadratic import NEGLIGIBLE, Finished, Quadratic, violation
+from sparsum.solvers.rounding import GRID, n_used, snapped, without_swamps
 
 #: The number of steps between corrections of the targets.
 CORRECT_EVERY = 4
@@ -128,25 +129,39 @@ class ActiveRows:
             The atom's vector minus the mean, (n_rows, n_parts), and 0 for rows that were done before.
         """
         self._grow()
-        asked, problem, mean = self.every, self.problem, self.mean
+        asked, problem = self.every, self.problem
         if self.n_done:
             asked = (~self.is_done).nonzero().squeeze(-1)
-            problem, mean, residual = self.problem.select(asked), self.mean[asked], residual[asked]
-        atoms = self.best(problem, residual)
-        vectors = problem.vectors(atoms)
-        gap, resolution = violation(vectors, mean, residual)
-        self.is_done[asked] |= (gap <= resolution.clamp_min(self.tolerance) / 2) | (self.steps[asked] >= self.max_steps)
+            problem, residual = self.problem.select(asked), residual[asked]
+        atoms, vectors, is_solved = self.best(problem, residual, asked if self.n_done else slice(None))
+        self.is_done[asked] |= is_solved | (self.steps[asked] >= self.max_steps)
         slot = self.is_active[asked].to(torch.uint8).argmin(-1)
         self.slot[asked] = slot
         self.atoms[asked, slot] = atoms.to(self.atoms.dtype)
         self.vectors[asked, slot] = vectors - self.origin[asked]
         if not self.n_done:
-            return vectors - mean
-        return torch.zeros_like(self.mean).index_copy_(0, asked, vectors - mean)
+            return vectors - self.mean
+        return torch.zeros_like(self.mean).index_copy_(0, asked, vectors - self.mean[asked])
 
-    def best(self, problem: Quadratic, residual: Tensor) -> Tensor:
-        """The result of the oracle for some rows."""
-        return problem.best(torch.round(residual / GRID) * GRID if self.is_snapped else residual)
+    def best(
+        self,
+        problem: Quadratic,
+        residual: Tensor,  # shape: (n, n_parts)
+        index: Tensor | slice,  # the n rows of the problem and the residual
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The best atoms of some rows under the residual, their vectors, and which do not improve the objective."""
+        mean, origin, asked = self.mean[index], self.origin[index], residual
+        if problem.is_wide and problem.scale is None:
+            asked = without_swamps(residual, mean, n_used(problem.structure, origin))
+        if self.is_snapped or problem.scale is None:
+            asked = snapped(asked)
+        atoms = problem.best(asked)
+        vectors = problem.vectors(atoms)
+        gap, resolution = violation(vectors, mean, residual)
+        if problem.scale is None and not self.is_snapped:
+            gap = kkt.gap(self.vectors[index], self.target[index], vectors - origin, asked)
+            resolution = GRID * (vectors - mean).abs().sum(-1)
+        return atoms, vectors, gap <= resolution.clamp_min(self.tolerance) / 2
 
     def _add(
         self,

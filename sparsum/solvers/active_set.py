@@ -14,10 +14,13 @@ from sparsum.solvers import active_bits, kkt
 from sparsum.solvers.abstract import AbstractSolver, NotConverged, Solution
 from sparsum.solvers.loop import run, run_again
 from sparsum.solvers.polish import Found
-from sparsum.solvers.quadratic import Padded, Quadratic, unpack
+from sparsum.solvers.quadratic import Padded, Quadratic, scale_of, unpack
+from sparsum.solvers.rounding import centred, relative_to
 from sparsum.structures import BoundScores
 from sparsum.structures.scores import check_vectors
 
+#: Sums of scores up to this are exact.
+_MODERATE = 256
 #: The largest number of polishing rounds; rows whose certificate fails return to the loop.
 _ROUNDS = 4
 
@@ -31,7 +34,9 @@ class ActiveSet(AbstractSolver):
     with b and w from `structure.quadratic`. Each step solves the problem on the current atoms without :math:`\xi \ge 0`,
     and moves towards that solution. If a probability hits 0 on the way, its atom is dropped; otherwise the oracle, `argmax`
     of the residual :math:`r = b - W \mu`, determines the atom to add. A row is solved when this atom a does not improve the
-    objective: the Frank-Wolfe gap :math:`\langle a - \mu, r \rangle` bounds the suboptimality.
+    objective: the Frank-Wolfe gap :math:`\langle a - \mu, r \rangle` bounds the suboptimality. Rounding errors count as part
+    of the gap: a row with scores so large that they hide a better atom is not solved. Large scores do no harm where
+    assignments do not compete over them: in groups of which one part is used, only differences within a group matter.
 
     The mean is unique (where w > 0), the distribution is not: which optimal distribution is returned depends on the start,
     and may change with arbitrarily small changes of the scores. So an expected loss is discontinuous, and its gradient is
@@ -55,7 +60,7 @@ class ActiveSet(AbstractSolver):
         max_steps: the number of atoms added and dropped after which a row stops adding atoms; by default 10 times the
             number of parts, plus 100.
         tolerance: the gap below which a row is solved; at least the rounding error of the gap, about 1e-11 times the
-            distance of the mean to a vertex.
+            distance of the mean to a vertex. If vectors are not 0/1, it is relative to the square of their size.
         start: the initial atoms, by default the best one: (n_rows, n_start, *event_shape), or a packed pair (atoms, row),
             as in a `SparseDistribution`, with at least one atom per row. They must be assignments of the structure. This
             cannot be checked in general, and invalid atoms can remain in the result. Repeated, forbidden and affinely
@@ -86,10 +91,7 @@ class ActiveSet(AbstractSolver):
             NotConverged: if ``strict`` and a row does not converge; holds the rows, steps and gaps.
             ValueError: if a row contains NaN or +inf, or is fully masked; or if ``start`` has the wrong shape.
         """
-        structure, flat = bound.structure, bound.flat.double()
-        if structure.is_fixed_size and flat.numel():  # a shift changes all scores equally, and reduces rounding errors
-            peak = flat.detach().amax(-1, keepdim=True)
-            flat = flat - torch.where(peak.isfinite(), peak, 0.0)
+        structure, flat = bound.structure, centred(bound)
         linear, weight = structure.quadratic(flat)
         is_forbidden = linear.detach() == -torch.inf
         linear = linear.masked_fill(is_forbidden, 0.0)
@@ -172,19 +174,31 @@ def _reported(found: Found) -> tuple[Tensor, Tensor, Tensor]:
 def _best_atoms(problem: Quadratic, rows: BoundScores) -> tuple[Quadratic, Tensor]:
     """The problem, with ``is_forbidden=None`` if no part is forbidden, and the best atom of each row; raises if none."""
     assert problem.is_forbidden is not None
-    is_bad = rows.is_unusable
-    is_any_bad, is_any_forbidden = torch.stack([is_bad.any(), problem.is_forbidden.any()]).tolist()
+    is_bad, is_wide = rows.is_unusable, problem.linear.abs() > _MODERATE
+    is_any_bad, is_any_forbidden, is_wide = torch.stack([is_bad.any(), problem.is_forbidden.any(), is_wide.any()]).tolist()
     if is_any_bad:
         rows.raise_bad(is_bad)
-    if not is_any_forbidden:
-        problem = dataclasses.replace(problem, is_forbidden=None)
+    is_forbidden = problem.is_forbidden if is_any_forbidden else None
+    problem = dataclasses.replace(problem, is_forbidden=is_forbidden, is_wide=is_wide)
     best = problem.best(rows.flat)
     check_vectors(rows.structure, rows.structure.vectors(best), rows.flat.shape[-1])
     if problem.is_forbidden is not None:
         allows_nothing = ((problem.vectors(best) != 0) & problem.is_forbidden).any(-1)
         if bool(allows_nothing.any()):
             rows.raise_bad(allows_nothing)
-    return problem, best
+    if problem.is_wide:
+        problem = _relative_to_best(problem, rows, best)
+    scale = scale_of(problem, best)
+    return problem if scale is None else problem.scaled(scale), best
+
+
+def _relative_to_best(problem: Quadratic, rows: BoundScores, best: Tensor) -> Quadratic:
+    """Subtract the scores of the best assignment, with which the others compete, in rows with large scores."""
+    linear = relative_to(problem.linear, problem.vectors(best), rows)
+    if problem.is_forbidden is not None:
+        linear = linear.masked_fill(problem.is_forbidden, 0.0)
+    is_wide = (problem.linear.abs() > _MODERATE).any(-1, keepdim=True)
+    return dataclasses.replace(problem, linear=torch.where(is_wide, linear, problem.linear))
 
 
 def _unpacked(start: tuple[Tensor, Tensor], n_rows: int) -> Tensor:

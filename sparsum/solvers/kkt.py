@@ -40,6 +40,20 @@ def multiply_transposed(
     return torch.bmm(x.unsqueeze(1), matrix).squeeze(1)
 
 
+def gap(
+    vectors: Tensor,  # shape: (n_rows, n_slots, n_parts), A
+    probs: Tensor,  # shape: (n_rows, n_slots)
+    best: Tensor,  # shape: (n_rows, n_parts), a
+    residual: Tensor,  # shape: (n_rows, n_parts), r
+) -> Tensor:
+    r"""The Frank-Wolfe gap :math:`\sum_z \xi_z \langle a - a_z, r \rangle` of each row: (n_rows,).
+
+    If a is the best atom, no term is negative: unlike in :math:`\langle a - A \xi, r \rangle`, nothing cancels.
+    """
+    level = (best * residual).sum(-1, keepdim=True)
+    return (probs * (level - multiply(vectors, residual))).sum(-1)
+
+
 def lifted_gram(
     vectors: Tensor,  # shape: (n_rows, n_slots, n_parts)
     weight: Tensor,  # shape: (n_parts,)

@@ -8,7 +8,7 @@ from torch import Tensor
 from sparsum.segments import positions_of
 from sparsum.solvers import kkt
 from sparsum.solvers.active_rows import CORRECT_EVERY, NEARLY_DEPENDENT, ZERO, ActiveRows, first_hit
-from sparsum.solvers.quadratic import Finished, violation
+from sparsum.solvers.quadratic import Finished
 
 #: The smallest number of steps between synchronizations; these are cheap, but so are a few unnecessary steps.
 _PACE = 8
@@ -85,10 +85,7 @@ class LazyRows:
         """Add the atom of the most violated constraint to some rows; those without a violated constraint are done."""
         rows, every = self.rows, self.rows.every
         residual = rows.problem.residual(rows.mean)
-        atoms = rows.best(rows.problem, residual)
-        vectors = rows.problem.vectors(atoms)
-        gap, resolution = violation(vectors, rows.mean, residual)
-        is_solved = gap <= resolution.clamp_min(rows.tolerance) / 2
+        atoms, vectors, is_solved = rows.best(rows.problem, residual, slice(None))
         rows.is_done = rows.is_done | (is_asked & (is_solved | (rows.steps >= rows.max_steps)))
         rows.slot = rows.is_active.to(torch.uint8).argmin(-1)
         rows.atoms[every, rows.slot] = atoms.to(rows.atoms.dtype)

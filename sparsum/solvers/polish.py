@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,7 +11,15 @@ from torch import Tensor
 from sparsum import kernels
 from sparsum.segments import Packed, Segments, read_sizes
 from sparsum.solvers import kkt
-from sparsum.solvers.quadratic import NEGLIGIBLE, Padded, Quadratic, violation
+from sparsum.solvers.quadratic import NEGLIGIBLE, Padded, Quadratic
+from sparsum.solvers.rounding import GRID, doubted, n_used
+
+#: Rounding errors of the gap above this, in the unit of squared distances of vectors, may hide a better atom.
+_MOST_NOISE = 1e-9
+#: The same for the error of one part of 0/1 vectors.
+_MOST_NOISE_OF_PARTS = 8 * GRID
+#: The distance from 1 to the next float64.
+_EPS = 2.0**-52
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,7 @@ class Found:
 
     padded: Padded
     face: _Face
+    scale: Tensor | None  # shape: (n_rows, 1), of the face's vectors
     n_atoms: int  # of all rows; may be larger, the rest is padding
     gap: Tensor  # shape: (n_rows,)
     is_solved: Tensor  # shape: (n_rows,)
@@ -73,7 +83,7 @@ class Found:
             face = _Face.of(problem, vectors, is_active, is_careful=is_careful)
             probs = face.solve(problem, given)
             kept = probs > NEGLIGIBLE
-            gap, is_solved = _certificate(problem, face.mean(probs), tolerance)
+            gap, is_solved = _Certificate.of(problem, face, probs, tolerance)
             is_left = ~is_solved & (done.steps < max_steps)
             is_counted = ~is_solved if strict else is_left
             # Everything is queued on the device before this synchronizes with it.
@@ -85,7 +95,8 @@ class Found:
                 given = torch.where(kept, probs, 0.0)
             else:
                 break
-        return cls(Padded(done.atoms, probs, done.steps), face, n, gap, is_solved, is_left, n_left, n_unsolved)
+        done = Padded(done.atoms, probs, done.steps)
+        return cls(done, face, problem.scale, n, gap, is_solved, is_left, n_left, n_unsolved)
 
     def packed(
         self,
@@ -96,6 +107,7 @@ class Found:
         kept, probs, atoms = self.padded.probs > 0, self.padded.probs, self.padded.atoms
         packed = Packed.with_size(kept, kept.sum(-1), self.n_atoms)
         if linear.requires_grad or kernels.is_transformed():  # a forward-mode tangent does not require a gradient
+            linear = linear if self.scale is None else linear / self.scale
             scores = kkt.multiply(self.face.vectors, linear)
             probs = probs + self.face.tangent.solve(scores - scores.detach())
         probs = packed.take(probs).to(dtype)
@@ -105,10 +117,36 @@ class Found:
         return atoms.to(dtype) if atoms.is_floating_point() else atoms, segments.clear_padding(probs), segments
 
 
-def _certificate(problem: Quadratic, mean: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
-    """The gap of each row, and whether it is small enough: (n_rows,) each."""
-    if not len(mean):
-        return mean.new_zeros(0), torch.zeros(0, dtype=torch.bool, device=mean.device)
-    residual = problem.residual(mean)
-    gap, resolution = violation(problem.vectors(problem.best(residual)), mean, residual)
-    return gap.clamp_min(0), gap <= resolution.clamp_min(tolerance)
+class _Certificate(NamedTuple):
+    """How far each row may be from its optimum."""
+
+    gap: Tensor  # shape: (n_rows,), an upper bound on the suboptimality of the objective, in the unit of the scores
+    is_solved: Tensor  # shape: (n_rows,)
+
+    @classmethod
+    def of(cls, problem: Quadratic, face: _Face, probs: Tensor, tolerance: float) -> _Certificate:
+        """Ask the oracle for a better atom, with a bound on what rounding may hide from it."""
+        mean = face.mean(probs)
+        if not len(mean):
+            return cls(mean.new_zeros(0), torch.zeros(0, dtype=torch.bool, device=mean.device))
+        if problem.scale is None:
+            return cls._of_binary(problem, face, probs, mean, tolerance)
+        residual = problem.residual(mean)
+        best = problem.vectors(problem.best(residual))
+        gap = kkt.gap(face.vectors, probs, best - face.origin, residual).clamp_min(0)
+        # Of the oracle's sums over all parts, for the best atom and for one that it would hide.
+        size = (residual * best).abs().sum(-1) + (residual * face.origin).abs().sum(-1)
+        noise = _EPS * mean.shape[-1] * size
+        limit = (GRID * (best - mean).abs().sum(-1) + noise).clamp_min(tolerance)
+        is_solved = (gap <= limit) & (noise <= max(tolerance, _MOST_NOISE))
+        return cls((gap + noise) * problem.scale.squeeze(-1).square(), is_solved)
+
+    @classmethod
+    def _of_binary(cls, problem: Quadratic, face: _Face, probs: Tensor, mean: Tensor, tolerance: float) -> _Certificate:
+        """For 0/1 vectors, sums are exact up to parts with large residuals, and these are raised by their error."""
+        residual, noise = doubted(problem.residual(mean), mean, n_used(problem.structure, face.origin))
+        best = problem.vectors(problem.best(residual))
+        gap = kkt.gap(face.vectors, probs, best - face.origin, residual).clamp_min(0)
+        distance = (best - mean).abs().sum(-1)
+        is_solved = (gap <= (GRID * distance).clamp_min(tolerance)) & (noise <= _MOST_NOISE_OF_PARTS)
+        return cls(gap + noise * distance, is_solved)

@@ -2,38 +2,57 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sparsum.segments import Segments
+from sparsum.solvers.rounding import GRID
 from sparsum.structures import AbstractStructure
 from sparsum.structures.scores import Scores, flatten, unflatten
 
-#: Residuals are rounded to multiples of this before they are passed to the oracle. Sums of these multiples are exact, so
-#: that ties remain ties, and rounding errors do not decide between atoms.
-GRID = 2.0**-36
 #: Smaller probabilities are dropped from the result.
 NEGLIGIBLE = 1e-12
+#: Vectors whose size is within these powers of two of 1 are not scaled.
+_ORDINARY = 3
 #: A coordinate of the mean this close to the atom's coordinate counts as equal.
 _SAME = 1e-13
 
 
 @dataclass(frozen=True)
 class Quadratic:
-    """SparseMAP on some rows: maximise b'mu - 1/2 sum_i w_i mu_i^2 over the mean vectors mu."""
+    """SparseMAP on some rows: maximise b'mu - 1/2 sum_i w_i mu_i^2 over the mean vectors mu.
+
+    If the vectors are not 0/1, they and b are divided by the ``scale`` of the row, a power of two, so that tolerances do not
+    depend on the unit of the vectors. This divides the objective by the square of the scale, and changes nothing else.
+    """
 
     structure: AbstractStructure
     form: Scores  # any scores of this structure, for the shapes of their parts
     linear: Tensor  # shape: (n_rows, n_parts), b, with 0 for forbidden parts
     weight: Tensor  # shape: (n_parts,), w
     is_forbidden: Tensor | None  # shape: (n_rows, n_parts), or None if no part is forbidden
+    scale: Tensor | None = None  # shape: (n_rows, 1), or None if the vectors are 0/1
+    is_wide: bool = False  # whether scores may be so large that their sums are not exact
 
     def select(self, index: Tensor) -> Quadratic:
         """The problem for some of its rows."""
-        is_forbidden = None if self.is_forbidden is None else self.is_forbidden[index]
-        return Quadratic(self.structure.select(index), self.form, self.linear[index], self.weight, is_forbidden)
+        return dataclasses.replace(
+            self,
+            structure=self.structure.select(index),
+            linear=self.linear[index],
+            is_forbidden=None if self.is_forbidden is None else self.is_forbidden[index],
+            scale=None if self.scale is None else self.scale[index],
+        )
+
+    def scaled(
+        self,
+        scale: Tensor,  # shape: (n_rows, 1), powers of two
+    ) -> Quadratic:
+        """The same problem for vectors that are divided by their scale."""
+        return dataclasses.replace(self, linear=self.linear / scale, scale=scale)
 
     def best(
         self,
@@ -51,7 +70,10 @@ class Quadratic:
     ) -> Tensor:
         """The vectors of atoms as flat rows of parts in float64: (n_atoms, n_parts)."""
         structure = self.structure if row is None else self.structure.select(row)
-        return flatten(structure.vectors(atoms)).to(self.linear.dtype)
+        vectors = flatten(structure.vectors(atoms)).to(self.linear.dtype)
+        if self.scale is None:
+            return vectors
+        return vectors / (self.scale if row is None else self.scale[row])
 
     def residual(
         self,
@@ -59,6 +81,29 @@ class Quadratic:
     ) -> Tensor:
         """The gradient of the objective, r = b - W mu."""
         return torch.addcmul(self.linear, self.weight, mean, value=-1)
+
+
+def scale_of(
+    problem: Quadratic,
+    best: Tensor,  # shape: (n_rows, *event_shape), an atom of each row
+) -> Tensor | None:
+    """The power of two near the largest distance of two vectors in a part, (n_rows, 1), or None if the vectors are 0/1.
+
+    A structure that does not declare 0/1 vectors is asked for the best and the worst atom in a fixed direction.
+    """
+    structure, n_parts = problem.structure, problem.linear.shape[-1]
+    if structure.is_fixed_size or structure.bit_counts() is not None or not len(best):
+        return None
+    direction = torch.arange(1, n_parts + 1, dtype=torch.float64, device=best.device).cos().expand_as(problem.linear)
+    atoms = (best, problem.best(direction), problem.best(-direction))
+    seen = torch.stack([problem.vectors(each) for each in atoms])
+    if bool(((seen == 0) | (seen == 1)).all()):
+        return None
+    spread = (seen.amax(0) - seen.amin(0)).amax(-1, keepdim=True)
+    spread = torch.where(spread > 0, spread, seen.abs().amax((0, -1)).unsqueeze(-1))
+    exponent = torch.frexp(spread).exponent - 1
+    exponent = torch.where(exponent.abs() <= _ORDINARY, 0, exponent)
+    return torch.ldexp(torch.ones_like(spread), exponent)
 
 
 def violation(

@@ -178,14 +178,19 @@ def _solution(atoms: Tensor, gaps: Tensor, packed: Packed, dtype: torch.dtype) -
 
 
 def _prefix_sums(inner: Tensor, is_fractional: Tensor) -> Tensor:
-    """Prefix sums of the fractional marginals in fixed point; the last is an integer if the total is one up to rounding."""
-    sums = (inner * _ONE).round().long().cumsum(-1)
-    total = sums[:, -1:]
+    """Prefix sums of the fractional marginals in fixed point; the last is an integer if the total is one up to rounding.
+
+    What is missing for that comes from the last bits, each of which keeps a marginal from 0 to 1.
+    """
+    parts = (inner * _ONE).round().long()
+    total = parts.sum(-1, keepdim=True)
     nearest = (total + _ONE // 2) >> _PLACES << _PLACES
-    is_integer = (total - nearest).abs() <= inner.shape[-1]
-    n_fractional = is_fractional.sum(-1, keepdim=True)
-    is_last = is_fractional.cumsum(-1) == n_fractional
-    return torch.where(is_integer & is_last, nearest, sums)
+    missing = nearest - total
+    missing = torch.where(missing.abs() <= inner.shape[-1], missing, 0)
+    room = torch.where(missing > 0, _ONE - parts, parts).masked_fill(~is_fractional, 0)
+    later = room.sum(-1, keepdim=True) - room.cumsum(-1)
+    moved = torch.minimum((missing.abs() - later).clamp_min(0), room)
+    return (parts + missing.sign() * moved).cumsum(-1)
 
 
 def _systematic_atoms(order: Tensor, whole: Tensor, is_fractional: Tensor, chosen: Tensor, segments: Segments) -> Tensor:

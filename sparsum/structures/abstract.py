@@ -107,6 +107,14 @@ class AbstractStructure(ABC):
         """The number of parts per group, if assignments use exactly one part of each group of consecutive parts."""
         return None
 
+    @property
+    def group_sizes(self) -> tuple[int, ...] | None:
+        """The `group_size` of each tensor of scores, if assignments use exactly one part of each group of each.
+
+        Override it for scores with several kinds of parts, such as tags and transitions.
+        """
+        return None if self.group_size is None else (self.group_size,)
+
     @abstractmethod
     def argmax(
         self,

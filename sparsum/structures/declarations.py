@@ -32,7 +32,7 @@ _FOLLOWERS = {
     "argmax": ("topk", "kbest", "log_count", *_OPTIONAL),
     "topk": ("kbest", *_OPTIONAL),
     "kbest": _OPTIONAL,
-    "vectors": ("score", "marginals", "parts", "is_fixed_size", "group_size", *_OPTIONAL),
+    "vectors": ("score", "marginals", "parts", "is_fixed_size", "group_size", "group_sizes", *_OPTIONAL),
     "score": _OPTIONAL,
     "log_count": _OPTIONAL,
     "_best": _OPTIONAL,

@@ -80,6 +80,11 @@ class Sequence(AbstractSized):
         return None if self.has_transitions else self.n_tags
 
     @property
+    def group_sizes(self) -> tuple[int, ...]:
+        """One tag is used at each position, and one transition between neighbouring positions."""
+        return (self.n_tags, self.n_tags**2) if self.has_transitions else (self.n_tags,)
+
+    @property
     def _transition_shape(self) -> tuple[int, int, int]:
         return self.length - 1, self.n_tags, self.n_tags
 

@@ -76,6 +76,16 @@ def test_splits_are_those_of_the_twin(make: Maker, solver: Nested | Systematic, 
         check(t.to(dtype), make(n), solver)
 
 
+@pytest.mark.parametrize("structure", [sp.Bits(5), sp.Budget(5, 2), sp.Subset(5, 2)], ids=repr)
+def test_marginals_near_0_and_1(structure: Bitwise) -> None:
+    """The sum of the marginals is an integer up to rounding, and the last bit alone cannot make up for it."""
+    generator = torch.Generator().manual_seed(0)
+    vertices = torch.rand(2, 12, 5, generator=generator).argsort(-1).lt(2).double()
+    size = 10 ** torch.linspace(-13, -10, 12, dtype=torch.float64).unsqueeze(-1)
+    near = vertices.mean(0) + size * torch.randn(12, 5, dtype=torch.float64, generator=generator)
+    check(2 * near - 1, structure, Systematic(), has_gradient=False)
+
+
 entries = st.one_of(
     st.integers(-8, 8).map(lambda n: n / 4), st.floats(-2, 2), st.sampled_from([-1e30, 1e30, -1e-30, 1e-13, -1.0])
 )

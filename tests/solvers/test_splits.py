@@ -235,3 +235,16 @@ def test_transitions_that_are_not_regularised_have_the_active_set() -> None:
     q, expected = (sp.sparsemap(pair, structure, solver=solver) for solver in (None, ActiveSet()))
     assert torch.equal(q.atoms, expected.atoms)
     assert torch.equal(q.probs, expected.probs)
+
+
+@pytest.mark.parametrize("structure", [sp.Bits(5), sp.Budget(5, 2), sp.Subset(5, 2), sp.Subset(32, 2)], ids=repr)
+def test_marginals_near_0_and_1(structure: sp.Bits) -> None:
+    """Of the marginals, whose sum is an integer up to rounding, no bit alone can make up for what is missing."""
+    generator = torch.Generator().manual_seed(0)
+    n, n_rows = structure.n, 40_000
+    vertices = torch.rand(2, n_rows, n, generator=generator).argsort(-1).lt(2).double()
+    size = 10 ** (-13 + 3 * torch.rand(n_rows, 1, dtype=torch.float64, generator=generator))
+    scores = 2 * (vertices.mean(0) + size * torch.randn(n_rows, n, dtype=torch.float64, generator=generator)) - 1
+    q = sp.sparsemap(scores, structure, solver=Systematic())
+    assert bool(structure.contains(q.atoms).all())
+    torch.testing.assert_close(q.mean, vertices.mean(0), atol=1e-8, rtol=0)
