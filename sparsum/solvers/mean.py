@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sparsum.solvers.active_set import ActiveSet
 from sparsum.solvers.flows import flow_mean
+from sparsum.solvers.rounding import centred
 from sparsum.structures import BoundScores
 from sparsum.structures.scores import flatten, unflatten
 
@@ -60,7 +61,7 @@ def _by_newton(bound: BoundScores, lengths: Tensor, tolerance: float) -> Mean:
     """Flows, certified by the oracle; rows with large scores, where rounding errors matter, are left to the active set."""
     structure = bound.structure
     length, n_choices = structure.score_shape
-    linear, weight = structure.quadratic(bound.flat)
+    linear, weight = structure.quadratic(centred(bound))
     place = torch.arange(length, device=linear.device)
     is_padding = (place >= lengths.unsqueeze(-1)).unsqueeze(-1)
     parts = [is_padding.expand(-1, -1, n_choices), is_padding[:, 1:].expand(-1, -1, n_choices**2)]

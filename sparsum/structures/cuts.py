@@ -56,7 +56,9 @@ def violated_sets(
 
     The capacity of an edge is its entry: the least cut is a minimum cut between the root and the word.
     """
-    found = {chosen for matrix in points.cpu().tolist() for word in range(len(matrix)) if (chosen := _least_cut(matrix, word))}
+    found = {
+        chosen for matrix in points.cpu().tolist() for word in range(len(matrix)) if (chosen := _least_cut(matrix, word))
+    }
     table = torch.zeros(len(found), points.shape[-1], dtype=torch.float64, device="cpu")
     for row, chosen in zip(table, sorted(found), strict=True):
         row[list(chosen)] = 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -91,10 +92,13 @@ class Matching(AbstractSized):
     ) -> Tensor:
         n, m = self.score_shape
         lengths = [n] * len(rows) if self.lengths is None else self.lengths.tolist()
-        atoms = torch.zeros(len(rows), n, dtype=torch.int64, device="cpu")
-        for atom, matrix, length in zip(atoms, rows.double().cpu(), lengths, strict=True):
-            atom[:length] = _best_columns(matrix[:length, : length + m - n])
-        return atoms.to(rows.device)
+        matrices = rows.double().cpu()
+        # Tensors of function transforms have no memory that NumPy could share.
+        values = matrices.tolist() if kernels.is_transformed() else matrices.numpy()
+        atoms = [
+            _best_columns(matrix, length, m - n) + [0] * (n - length) for matrix, length in zip(values, lengths, strict=True)
+        ]
+        return torch.tensor(atoms, dtype=torch.int64, device=rows.device).reshape(len(rows), n)
 
 
 @tensor_cache
@@ -103,14 +107,14 @@ def _column_facets(n: int, m: int, device: torch.device) -> Facets:
     return Facets(normals, normals.new_full((1, m), -1.0))
 
 
-def _best_columns(matrix: Tensor) -> Tensor:
+def _best_columns(matrix: Any, length: int, n_more: int) -> list[int]:
     """The columns of the best matching for one matrix, or of some matching if all are forbidden."""
     from scipy.optimize import linear_sum_assignment  # imported lazily: takes a third of the import time of torch
 
+    if length < len(matrix):
+        matrix = [row[: length + n_more] for row in matrix[:length]]
     try:
-        # Tensors of function transforms have no memory that NumPy could share.
-        values = matrix.tolist() if kernels.is_transformed() else matrix.numpy()
-        _, columns = linear_sum_assignment(values, maximize=True)
+        columns: list[int] = linear_sum_assignment(matrix, maximize=True)[1].tolist()
     except ValueError:  # infeasible, or a NaN, for which no best matching exists
-        return torch.arange(len(matrix), device="cpu")
-    return torch.from_numpy(columns)
+        return list(range(length))
+    return columns

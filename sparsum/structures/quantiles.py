@@ -45,7 +45,9 @@ def _overlap(
 ) -> Tensor:
     """How much of each cell each next tag gets: (n_rows, n_cells, n_next)."""
     n_rows, n_cells = widths.shape
-    filled = widths.new_zeros(n_rows, n_cells, shares.shape[1]).scatter_(2, tag.unsqueeze(-1), widths.unsqueeze(-1)).cumsum(1)
+    filled = (
+        widths.new_zeros(n_rows, n_cells, shares.shape[1]).scatter_(2, tag.unsqueeze(-1), widths.unsqueeze(-1)).cumsum(1)
+    )
     end = filled.gather(2, tag.unsqueeze(-1))
     ends = shares.cumsum(-1)
     starts = torch.nn.functional.pad(ends[..., :-1], (1, 0))

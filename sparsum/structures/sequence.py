@@ -191,7 +191,10 @@ class Sequence(AbstractSized):
         transitions = self._transitions(atoms, torch.zeros_like(atoms[:, 0])) + self.length * self.n_tags
         if self.lengths is not None:
             is_padding = self._is_padding(len(atoms))
-            tags, transitions = tags.masked_fill(is_padding, self._n_parts), transitions.masked_fill(is_padding[:, 1:], self._n_parts)
+            tags, transitions = (
+                tags.masked_fill(is_padding, self._n_parts),
+                transitions.masked_fill(is_padding[:, 1:], self._n_parts),
+            )
         return torch.cat([tags, transitions], -1)
 
     def flow_lengths(self, n_rows: int, device: torch.device) -> Tensor | None:

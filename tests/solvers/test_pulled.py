@@ -18,7 +18,6 @@ from sparsum.solvers import ActiveSet, NotConverged, Pulled, Solution
 from sparsum.structures.scores import BoundScores, Scores, as_tuple, flatten
 
 
-
 @dataclass(frozen=True)
 class Knapsack(sp.AbstractStructure):
     """A user's own structure: bit vectors with a limited weight, by enumeration."""
@@ -344,5 +343,3 @@ def test_rows_without_a_distribution_are_named(structure: sp.AbstractStructure, 
     first[2, 1] = value
     with pytest.raises(ValueError, match="row 2 "):
         sp.sparsemap((first, *scores[1:]) if isinstance(scores, tuple) else first, structure)
-
-
