@@ -13,8 +13,9 @@ from sparsum.structures import AbstractStructure
 def default_solver(structure: AbstractStructure) -> AbstractSolver:
     """A closed form if there is one: `Systematic` for bits, `Sparsemax` for one choice, `Nested` for several.
 
-    Otherwise `Pulled` if the facets are known, which is continuous, and `ActiveSet` for all others. `Bits` have two closed forms. The atoms of a nested split grow together, and in training some
-    bits can become unused that a systematic split keeps in use: see docs/reproduction.md, "The default solver".
+    Otherwise `Pulled`, which is continuous, if the structure defines its facets, and `ActiveSet` if it does not. `Bits` have
+    two closed forms. The atoms of a nested split grow together, and in training some bits can become unused that a
+    systematic split keeps in use: see docs/reproduction.md, "The default solver".
     """
     if structure.bit_counts() is not None:
         return Systematic()

@@ -9,10 +9,10 @@ terms s of tags and t of transitions is
 
 .. math:: u_i = [s_i + \alpha_i + \beta_i]_+ / w, \quad v_i(a, b) = [t_i(a, b) - \alpha_i(a) - \beta_{i+1}(b)]_+ / w,
 
-where the multipliers minimise a convex function that is quadratic where the same parts are positive. Its gradient is the error
-of the equations. Newton's method ends after finitely many steps, since a step that does not change the positive parts reaches
-the optimum. The Hessian couples :math:`\alpha_i` with :math:`\beta_i` and :math:`\beta_{i+1}` alone: eliminating all
-:math:`\alpha` leaves a block tridiagonal matrix.
+where the multipliers minimise a convex function that is quadratic where the same parts are positive. Its gradient is the
+error of the equations. Newton's method ends after finitely many steps, since a step that does not change the positive parts
+reaches the optimum. The Hessian couples :math:`\alpha_i` with :math:`\beta_i` and :math:`\beta_{i+1}` alone: eliminating
+all :math:`\alpha` leaves a block tridiagonal matrix.
 
 References:
     - On the efficient computation of a generalized Jacobian of the projector over the Birkhoff polytope (Li, Sun & Toh,
@@ -26,7 +26,8 @@ from torch import Tensor
 
 #: The largest error of the equations, in probability, of a solution.
 _TOLERANCE = 2e-13
-_MAX_STEPS = 60
+#: Rows that take more steps are left to the active set.
+MAX_STEPS = 60
 #: The Hessian of a step is regularised by this times the largest error, but at least by the other.
 _RIDGE, _LEAST_RIDGE = 1e-4, 1e-13
 #: Values further below the best of their position do not count for the start.
@@ -43,8 +44,8 @@ def flow_mean(
 ) -> tuple[Tensor, Tensor]:
     """The mean of each row, (n_rows, n_parts), and its number of steps; a row without a solution has NaN."""
     rows = _Rows(linear, weight, shape, lengths)
-    mean, steps = torch.full_like(linear, torch.nan), torch.full_like(lengths, _MAX_STEPS)
-    for n_steps in range(_MAX_STEPS):
+    mean, steps = torch.full_like(linear, torch.nan), torch.full_like(lengths, MAX_STEPS)
+    for n_steps in range(MAX_STEPS):
         is_done = rows.measure()
         if bool(is_done.any()):
             done = rows.ids[is_done]

@@ -26,10 +26,10 @@ class Pulled(AbstractSolver):
     r"""SparseMAP whose atoms are a function of the mean, found by *pulling*: expected losses are continuous.
 
     The mean :math:`\mu` is unique, and a continuous function of the scores. Given :math:`\mu`, take the vertex of its face
-    that is best for one fixed direction, go from there through :math:`\mu` as far as the mean vectors reach, and continue from
-    there, in a smaller face. The probabilities are continuous and piecewise linear in the scores. There are at most dim + 1
-    atoms, affinely independent. Where the scores are in general position they span the face, so that the gradient is that of
-    the optimum, for the mean and for every expected loss. docs/pulling.md has the proofs.
+    that is best for one fixed direction, go from there through :math:`\mu` as far as the mean vectors reach, and continue
+    with the point where this ends, in a smaller face. The probabilities are continuous and piecewise linear in the scores.
+    There are at most dim + 1 atoms, affinely independent. Where the scores are in general position they span the face, so
+    that the gradient is that of the optimum, for the mean and for every expected loss. docs/pulling.md has the proofs.
 
     The direction is fixed, but arbitrary: another one gives other atoms with the same mean. For `Sequence`, it orders
     sequences by their first different tag.
@@ -44,8 +44,8 @@ class Pulled(AbstractSolver):
     not define its `facets` takes hundreds of runs of the active set: for small problems only. A `Sequence` with
     ``regularise_transitions=False`` is not supported, because the mean of its transitions is not unique.
 
-    The mean is found by `ActiveSet`, and for `Sequence` with transitions by Newton's method on the dual. All computations use
-    float64.
+    The mean is found by `ActiveSet`, and for `Sequence` with transitions by Newton's method on the dual. All computations
+    use float64.
 
     Args:
         max_steps: of the active set, as for `ActiveSet`.

@@ -1,9 +1,9 @@
 r"""Pulling for any structure with an `argmax`: facets are found by projections.
 
-How far the ray from a vertex v through a point m reaches is a root: for a point y on the ray outside of the polytope with the
-projection p, the hyperplane through p that is normal to y - p separates y from the polytope, and the next y is where the ray
-crosses it. Where y is close to the exit, p is in the same facet as the exit, and the next y is the exit. The normal is that of
-the facet: later vertices must be the best in its direction.
+How far the ray from a vertex v through a point m reaches is found by cuts. Project a point y of the ray, outside of the
+polytope, to its nearest point p. The hyperplane through p that is normal to y - p separates y from the polytope, and the
+next y is where the ray crosses it. If y is close to the exit, p is in the facet of the exit, and the next y is the exit. The
+normal is that of the facet: later vertices must be the best in its direction.
 """
 
 from __future__ import annotations

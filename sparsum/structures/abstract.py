@@ -13,7 +13,7 @@ from torch import Tensor
 from sparsum.segments import Segments
 from sparsum.structures.declarations import BitCounts, Potentials, adjoint, reset_stale
 from sparsum.structures.lawler import kbest
-from sparsum.structures.pulling import Facets, Split, pull
+from sparsum.structures.pulling import Facets, Split, Violated, pull
 from sparsum.structures.scores import BoundScores, Scores, as_tuple, divided, flatten, masked, unflatten
 from sparsum.tensors import at_least_float32
 
@@ -319,8 +319,8 @@ class AbstractStructure(ABC):
     ) -> Tensor | None:
         """Optional, for 0/1 vectors: the indices of the ones among all parts, (n_atoms, n), to save memory and time.
 
-        The number of parts as an index stands for nothing, so that all atoms have the same number of indices. If the scores are a
-        tuple, the parts of the second follow those of the first.
+        The number of parts as an index stands for nothing, so that all atoms have the same number of indices. If the scores
+        are a tuple, the parts of the second follow those of the first.
         """
         return None
 
@@ -343,10 +343,9 @@ class AbstractStructure(ABC):
     def violated(
         self,
         points: Scores,  # shape: (n_rows, *score_shape)
-    ) -> Facets:
-        """Optional: inequalities that `facets` does not list, and that points which satisfy the listed ones violate."""
-        flat = flatten(points)
-        return Facets.none(flat.shape[-1], flat.device)
+    ) -> Violated:
+        """Optional: inequalities that points violate though they satisfy all `facets`, if these are not complete."""
+        raise NotImplementedError(f"{self!r} does not define violated, but its facets are not complete")
 
     def pull(
         self,

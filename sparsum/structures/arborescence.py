@@ -24,8 +24,8 @@ def best_heads(scores: list[list[float]], *, single_root: bool) -> list[int]:
 class _Graph:
     """Words, and cycles of words that are contracted to one node; each node has an edge from every word outside of it.
 
-    Every node on the path chooses its best edge. Where the path ends in a cycle, the cycle becomes one node. An edge into the
-    cycle at a member replaces the member's own edge, whose score is subtracted.
+    Every node on the path chooses its best edge. Where the path ends in a cycle, the cycle becomes one node. An edge into
+    the cycle at a member replaces the member's own edge, whose score is subtracted.
     """
 
     def __init__(self, edges: list[list[float]], root: list[float]) -> None:
@@ -87,7 +87,7 @@ class _Graph:
         return new
 
     def _expand(self) -> list[int]:
-        """The heads of all words: in each cycle, all members keep their edges, except the one that the cycle is entered at."""
+        """The heads of all words: in each cycle, all members keep their edges, except where the cycle is entered."""
         heads, nodes = [0] * self.n, list(set(self.node))
         while nodes:
             node = nodes.pop()

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from sparsum.arguments import check_int
 from sparsum.structures.arborescence import best_heads
-from sparsum.structures.cuts import common_sets, cuts, violated_sets
-from sparsum.structures.pulling import Facets
+from sparsum.structures.cuts import common_cuts, violated_cuts
+from sparsum.structures.pulling import Facets, Violated
 from sparsum.structures.sized import AbstractSized
 from sparsum.structures.spanning import is_tree, log_sum_of_heads, sample_heads
 
@@ -100,14 +100,14 @@ class Tree(AbstractSized):
 
     def facets(self, device: torch.device) -> Facets:
         """Every set of words has a head outside of it; all sets, or only some if there are many."""
-        return cuts(common_sets(self.n, device), self.lengths)
+        return common_cuts(self.n, self.lengths, device)
 
     def violated(
         self,
         points: Tensor,  # shape: (n_rows, n, n)
-    ) -> Facets:
-        """Further sets, by minimum cuts, one matrix at a time and on the CPU."""
-        return cuts(violated_sets(points), self.lengths)
+    ) -> Violated:
+        """Sets of words with too few heads outside of them, by minimum cuts, one matrix at a time and on the CPU."""
+        return violated_cuts(points, self.lengths)
 
     def _best(
         self,
