@@ -13,7 +13,9 @@ from sparsum.simplex import sparsemax
 from sparsum.simplex.blocks import support
 from sparsum.solvers import AbstractSolver
 from sparsum.solvers.default import default_solver
+from sparsum.solvers.rounding import WIDE, centred, relative_to
 from sparsum.structures import AbstractStructure, BoundScores, Scores
+from sparsum.structures.scores import flatten
 
 
 def sparsemap(
@@ -130,19 +132,53 @@ def topk_sparsemax_of(bound: BoundScores, k: int) -> SparseDistribution:
     # A sum that contains +inf cannot be compared. If assignments are single parts there is no sum, and sparsemax handles it.
     is_single = bound.flat.shape[-1] == bound.structure.group_size
     is_bad = bound.flat.isnan().any(-1) if is_single else bound.is_unusable
-    best, values = best_assignments(bound, k)
+    best, values = best_assignments(bound if is_single else _comparable(bound), k)
+    if bound.structure.bit_counts() is not None:
+        values = _relative(values, best, bound.flat)
     n_best = values.shape[1]
     probs = sparsemax(values).to(bound.dtype)
     packed = support(probs.detach(), is_bad=is_bad, on_bad=bound.raise_bad)
     is_all = n_best < k or bound.structure.log_count() <= math.log(n_best) + 1e-9
     return SparseDistribution.from_segments(
-        packed.take(best),
+        packed.take(best.to(bound.dtype) if best.is_floating_point() else best),
         packed.take_weights(probs),
         packed.segments,
         bound.batch_shape,
         bound.structure,
         is_exact=bound.shaped((packed.segments.lengths < n_best) | is_all),
     )
+
+
+def _comparable(bound: BoundScores) -> BoundScores:
+    """Scores that change all sums of a row by the same number, so that a large score does not absorb the others.
+
+    If exactly one part of each group is used, they are relative to the largest score of each group. If groups compete, so
+    that the best assignment may not have these, rows with large scores are relative to it.
+    """
+    structure = bound.structure
+    if structure.group_sizes is None:
+        return bound
+    rows = bound.with_flat(centred(bound))
+    flat = rows.flat.detach()
+    is_wide = ((flat.abs() > WIDE) & (flat > -torch.inf)).any(-1, keepdim=True)
+    if (structure.group_size is not None and structure.is_chain) or not bool(is_wide.any()):
+        return rows
+    vectors = flatten(structure.vectors(rows.with_flat(flat.nan_to_num()).argmax()))
+    return rows.with_flat(torch.where(is_wide, relative_to(rows.flat, vectors.to(flat.dtype), rows), rows.flat))
+
+
+def _relative(
+    values: Tensor,  # shape: (n_rows, n_best)
+    best: Tensor,  # shape: (n_rows, n_best, n), 0/1
+    flat: Tensor,  # shape: (n_rows, n)
+) -> Tensor:
+    """The scores of bit vectors, in rows with large scores relative to the best, of bits that differ alone."""
+    is_wide = ((flat.detach().abs() > WIDE) & (flat.detach() > -torch.inf)).any(-1, keepdim=True)
+    if not (flat.is_cuda or bool(is_wide.any())):  # does not synchronize with a GPU
+        return values
+    flat, change = flat.double(), (best - best[:, :1]).double()
+    relative = torch.where(change == 0, 0.0, change * flat.unsqueeze(1)).sum(-1)
+    return torch.where(is_wide & (values > -torch.inf), relative, values)
 
 
 def best_assignments(bound: BoundScores, k: int) -> tuple[Tensor, Tensor]:

@@ -30,6 +30,17 @@ class Solution:
         steps = torch.zeros(segments.n_rows, dtype=torch.int64, device=probs.device)
         return cls(atoms, probs, segments, torch.ones_like(steps, dtype=torch.bool), steps, steps.double())
 
+    @classmethod
+    def concatenate(cls, solutions: list[Solution]) -> Solution:
+        """The rows of several solutions, one after the other."""
+        lengths = torch.cat([solution.segments.lengths for solution in solutions])
+        atoms, probs = (torch.cat([getattr(solution, name) for solution in solutions]) for name in ("atoms", "probs"))
+        is_solved, steps, gap = (
+            torch.cat([getattr(solution, name) for solution in solutions]) for name in ("is_solved", "steps", "gap")
+        )
+        segments = Segments.from_lengths(lengths, len(probs))
+        return cls(atoms, probs, segments, is_solved, steps, gap, solutions[0].max_steps)
+
     @property
     def outcome(self) -> tuple[str, ...]:
         """How each row ended, in words; synchronizes with the device."""

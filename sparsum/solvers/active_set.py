@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from dataclasses import dataclass, field
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from sparsum import kernels
 from sparsum.arguments import check_int
+from sparsum.segments import may_be_padded
 from sparsum.solvers import active_bits, kkt
 from sparsum.solvers.abstract import AbstractSolver, NotConverged, Solution
 from sparsum.solvers.loop import run, run_again
@@ -17,10 +19,12 @@ from sparsum.solvers.polish import Found
 from sparsum.solvers.quadratic import Padded, Quadratic, scale_of, unpack
 from sparsum.solvers.rounding import centred, relative_to
 from sparsum.structures import BoundScores
-from sparsum.structures.scores import check_vectors
+from sparsum.structures.scores import NoDistribution, check_vectors, flatten
 
 #: Sums of scores up to this are exact.
 _MODERATE = 256
+#: The memory for the vectors of atoms, of which a solve holds a few copies, and the number of atoms that a row may have.
+_MOST_BYTES, _MANY_ATOMS = 1 << 27, 48
 #: The largest number of polishing rounds; rows whose certificate fails return to the loop.
 _ROUNDS = 4
 
@@ -66,6 +70,8 @@ class ActiveSet(AbstractSolver):
             cannot be checked in general, and invalid atoms can remain in the result. Repeated, forbidden and affinely
             dependent atoms are ignored, and a row without any other starts from its best atom.
         strict: whether to raise `NotConverged` if a row is not solved; if False, keep its last feasible iterate.
+        chunk_size: the number of rows to solve at once, which bounds the memory; by default as many as have atoms with
+            vectors of about 128 MB. Atoms do not depend on it, and probabilities only by rounding.
 
     References:
         - Efficient marginalization of discrete and structured latent variables via sparsity (Correia, Niculae, Aziz &
@@ -77,10 +83,12 @@ class ActiveSet(AbstractSolver):
     tolerance: float = 1e-9
     start: Tensor | tuple[Tensor, Tensor] | None = field(default=None, compare=False)
     strict: bool = True
+    chunk_size: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_steps is not None:
-            check_int("max_steps", self.max_steps, least=1)
+        for name in ("max_steps", "chunk_size"):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), least=1)
         if not self.tolerance >= 0:
             raise ValueError(f"tolerance must not be negative, got {self.tolerance}")
 
@@ -91,6 +99,19 @@ class ActiveSet(AbstractSolver):
             NotConverged: if ``strict`` and a row does not converge; holds the rows, steps and gaps.
             ValueError: if a row contains NaN or +inf, or is fully masked; or if ``start`` has the wrong shape.
         """
+        size = _rows_at_once(bound.flat.shape[-1]) if self.chunk_size is None else self.chunk_size
+        if bound.n_rows <= size or may_be_padded():
+            solution, n_unsolved = self._solve(bound)
+        else:
+            solution, n_unsolved = self._solve_chunks(bound, size)
+        if self.strict and n_unsolved:
+            rows = torch.arange(bound.n_rows, device=bound.device)
+            reported = (rows, solution.steps, solution.gap)
+            raise NotConverged(*(tensor[~solution.is_solved].tolist() for tensor in reported))
+        return solution
+
+    def _solve(self, bound: BoundScores) -> tuple[Solution, int]:
+        """The solution of all rows at once, and how many are not solved; if not strict, only of rows with steps left."""
         structure, flat = bound.structure, centred(bound)
         linear, weight = structure.quadratic(flat)
         is_forbidden = linear.detach() == -torch.inf
@@ -99,10 +120,22 @@ class ActiveSet(AbstractSolver):
             rows = bound.with_flat(flat.detach())
             problem = Quadratic(structure, rows.scores, linear.detach(), weight, is_forbidden)
             found = self.find(problem, rows)
-        if self.strict and found.n_unsolved:
-            raise NotConverged(*(tensor[~found.is_solved].tolist() for tensor in _reported(found)))
         atoms, probs, segments = found.packed(linear, bound.dtype)
-        return Solution(atoms, probs, segments, found.is_solved, found.padded.steps, found.gap, self.most_steps(flat))
+        solution = Solution(atoms, probs, segments, found.is_solved, found.padded.steps, found.gap, self.most_steps(flat))
+        return solution, found.n_unsolved
+
+    def _solve_chunks(self, bound: BoundScores, size: int) -> tuple[Solution, int]:
+        """The same for a few rows at a time."""
+        start = _unpacked(self.start, bound.n_rows) if isinstance(self.start, tuple) else self.start
+        starts = itertools.repeat(None) if start is None else iter(start.split(size))
+        try:
+            solved = [
+                dataclasses.replace(self, start=each)._solve(rows)
+                for rows, each in zip(bound.split(size), starts, strict=False)
+            ]
+        except NoDistribution:  # names the rows of a chunk
+            bound.raise_bad(torch.cat([_is_bad(rows) for rows in bound.split(size)]))
+        return Solution.concatenate([solution for solution, _ in solved]), sum(n for _, n in solved)
 
     def most_steps(
         self,
@@ -165,10 +198,17 @@ def run_from_best(
     return problem, Padded.from_packed(run(problem, *start, tolerance=tolerance, max_steps=max_steps, is_snapped=True))
 
 
-def _reported(found: Found) -> tuple[Tensor, Tensor, Tensor]:
-    """The index, steps and gap of each row."""
-    steps = found.padded.steps
-    return torch.arange(len(steps), device=steps.device), steps, found.gap
+def _rows_at_once(n_parts: int) -> int:
+    """The number of rows whose atoms have vectors of about `_MOST_BYTES`."""
+    return max(1, _MOST_BYTES // (8 * n_parts * min(n_parts + 1, _MANY_ATOMS)))
+
+
+def _is_bad(bound: BoundScores) -> Tensor:
+    """Which rows have no distribution: (n_rows,)."""
+    with torch.no_grad():
+        best = bound.argmax()
+        uses = flatten(bound.structure.vectors(best)) != 0
+        return bound.is_unusable | (uses & (bound.flat == -torch.inf)).any(-1)
 
 
 def _best_atoms(problem: Quadratic, rows: BoundScores) -> tuple[Quadratic, Tensor]:

@@ -13,6 +13,7 @@ from sparsum.segments import Packed, Segments, read_sizes
 from sparsum.solvers import kkt
 from sparsum.solvers.quadratic import NEGLIGIBLE, Padded, Quadratic
 from sparsum.solvers.rounding import GRID, doubted, n_used
+from sparsum.structures.scores import unflatten
 
 #: Rounding errors of the gap above this, in the unit of squared distances of vectors, may hide a better atom.
 _MOST_NOISE = 1e-9
@@ -60,7 +61,7 @@ class Found:
 
     padded: Padded
     face: _Face
-    scale: Tensor | None  # shape: (n_rows, 1), of the face's vectors
+    problem: Quadratic
     n_atoms: int  # of all rows; may be larger, the rest is padding
     gap: Tensor  # shape: (n_rows,)
     is_solved: Tensor  # shape: (n_rows,)
@@ -96,7 +97,7 @@ class Found:
             else:
                 break
         done = Padded(done.atoms, probs, done.steps)
-        return cls(done, face, problem.scale, n, gap, is_solved, is_left, n_left, n_unsolved)
+        return cls(done, face, problem, n, gap, is_solved, is_left, n_left, n_unsolved)
 
     def packed(
         self,
@@ -104,17 +105,31 @@ class Found:
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor, Segments]:
         """Atoms, probabilities as a differentiable function of b for constant atoms, and segments."""
-        kept, probs, atoms = self.padded.probs > 0, self.padded.probs, self.padded.atoms
+        kept, probs = self.padded.probs > 0, self.padded.probs
         packed = Packed.with_size(kept, kept.sum(-1), self.n_atoms)
+        atoms, segments = packed.take(self.padded.atoms), packed.segments
         if linear.requires_grad or kernels.is_transformed():  # a forward-mode tangent does not require a gradient
-            linear = linear if self.scale is None else linear / self.scale
-            scores = kkt.multiply(self.face.vectors, linear)
+            scores = self._scores(linear, atoms, packed)
             probs = probs + self.face.tangent.solve(scores - scores.detach())
         probs = packed.take(probs).to(dtype)
         # float16 would round the smallest probabilities to 0, and so drop their atoms.
         probs = probs.clamp_min(torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps)
-        atoms, segments = packed.take(atoms), packed.segments
         return atoms.to(dtype) if atoms.is_floating_point() else atoms, segments.clear_padding(probs), segments
+
+    def _scores(
+        self,
+        linear: Tensor,  # shape: (n_rows, n_parts)
+        atoms: Tensor,  # shape: (n_atoms, *event_shape)
+        packed: Packed,
+    ) -> Tensor:
+        """The scores of all atoms, differentiable, up to a number per row: (n_rows, n_slots)."""
+        if self.problem.structure.group_sizes is None or packed.segments.is_padded:
+            linear = linear if self.problem.scale is None else linear / self.problem.scale
+            return kkt.multiply(self.face.vectors, linear)
+        # The vectors are much larger than the few parts that an atom uses, and would be kept for the backward pass.
+        scores = self.problem.structure.score(unflatten(linear, self.problem.form), atoms, packed.row)
+        shape = self.padded.probs.shape
+        return scores.new_zeros(shape.numel()).index_copy(0, packed.flat, scores).reshape(shape)
 
 
 class _Certificate(NamedTuple):

@@ -69,9 +69,17 @@ def relative_to(
     if sizes is None:
         return flat
     widths = [tensor[0].numel() for tensor in rows.tensors]
-    pieces = zip((flat * vectors).split(widths, -1), sizes, strict=True)
-    totals = [piece.unflatten(-1, (-1, size)).sum(-1).repeat_interleave(size, -1) for piece, size in pieces]
-    return flat - torch.cat(totals, -1)
+    used = torch.where((vectors != 0) & flat.isfinite(), flat.detach(), 0.0).split(widths, -1)
+    return flat - torch.cat([_totals(piece, size) for piece, size in zip(used, sizes, strict=True)], -1)
+
+
+def _totals(
+    flat: Tensor,  # shape: (n_rows, n_groups * size)
+    size: int,
+) -> Tensor:
+    """The sum of each group, repeated: (n_rows, n_groups * size)."""
+    groups: Tensor = flat.unflatten(-1, (-1, size))
+    return groups.sum(-1).repeat_interleave(size, -1)
 
 
 def without_swamps(

@@ -91,6 +91,15 @@ class BoundScores:
         tensors = tuple(tensor[index] for tensor in self.tensors)
         return BoundScores(self.structure.select(index), tensors, torch.Size([len(index)]))
 
+    def split(self, size: int) -> list[BoundScores]:
+        """Consecutive rows, at most ``size`` at a time."""
+        index = torch.arange(self.n_rows, device=self.device).split(size)
+        tensors = zip(*(tensor.split(size) for tensor in self.tensors), strict=True)
+        return [
+            BoundScores(self.structure.select(rows), each, torch.Size([len(rows)]))
+            for rows, each in zip(index, tensors, strict=True)
+        ]
+
     def row(self, n_each: int) -> Tensor:
         """The row of each atom if every row has ``n_each`` atoms: (n_rows * n_each,)."""
         rows = torch.arange(self.n_rows, device=self.device)

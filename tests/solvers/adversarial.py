@@ -19,6 +19,7 @@ from torch import Tensor
 import sparsum as sp
 from sparsum.solvers import AbstractSolver, ActiveSet, NotConverged
 from sparsum.structures.scores import flatten, unflatten
+from tests.reference import sparsemax_by_sorting
 
 Vector = list[Fraction]
 
@@ -197,6 +198,29 @@ def attack(name: str, kind: str, n: int, n_exact: int, seed: int = 0, closed_for
         if row < n_exact and all(problem.weight):  # else the mean is not unique
             found.distance = max(found.distance, problem.distance(mean, problem.solve(b, allowed)))
     return found
+
+
+def attack_topk(name: str, kind: str, n: int, k: int, seed: int = 0) -> float:
+    """The largest error of the probabilities of `topk_sparsemax`, whatever the atoms of a tie."""
+    structure, shapes, size = CASES[name]
+    vectors = members(structure, shapes)
+    flat = rows(vectors, size, n, seed)[kind]
+    like = tuple(torch.zeros(1, *shape) for shape in shapes)
+    q = sp.topk_sparsemax(unflatten(flat, like if len(like) > 1 else like[0]), structure, k)
+    problem, error = Exact.of(structure, vectors, 1.0), 0.0
+    for row, t in enumerate(flat):
+        is_forbidden = (t == -torch.inf).tolist()
+        parts = [Fraction(0) if f else Fraction(x) for x, f in zip(t.tolist(), is_forbidden, strict=True)]
+        allowed = [v for v in problem.vectors if not any(f and x for x, f in zip(v, is_forbidden, strict=True))]
+        values = sorted((_dot(v, parts) for v in allowed), reverse=True)[:k]
+        # Exact differences; those of more than 1 have no mass.
+        below = torch.tensor([float(max(x - values[0], Fraction(-2))) for x in values], dtype=torch.float64)
+        wanted, found = torch.zeros(k, dtype=torch.float64), torch.zeros(k, dtype=torch.float64)
+        wanted[: len(values)] = sparsemax_by_sorting(below)
+        probs = q.probs[q.row == row]
+        found[: len(probs)] = probs
+        error = max(error, float((wanted - found.sort(descending=True).values).abs().max()))
+    return error
 
 
 def _vectors_of(q: sp.SparseDistribution, structure: sp.AbstractStructure, scores: Any, row: int) -> Tensor:

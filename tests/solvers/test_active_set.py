@@ -14,6 +14,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
+import sparsum as sp
 from sparsum.segments import Segments, reading_sizes
 from sparsum.solvers import NotConverged, Solution, kkt, loop
 from sparsum.solvers.active_set import ActiveSet
@@ -470,6 +471,8 @@ def test_arguments() -> None:
         ActiveSet(max_steps=0)
     with pytest.raises(TypeError, match="max_steps must be an int"):
         ActiveSet(max_steps=1.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="chunk_size must be at least 1"):
+        ActiveSet(chunk_size=0)
     for tolerance in (-1.0, torch.nan):
         with pytest.raises(ValueError, match="tolerance must not be negative"):
             ActiveSet(tolerance=tolerance)
@@ -498,6 +501,62 @@ def test_independent_atoms() -> None:
     is_active = torch.tensor([[True, True, True, True, True, True]])
     gram = kkt.lifted_gram(points, torch.ones(2, dtype=torch.float64), is_active)
     assert kkt.independent(gram, is_active).tolist() == [[True, True, False, False, True, False]]
+
+
+CHUNKED: dict[str, tuple[AbstractStructure, Any]] = {
+    "bits": (SomeBits(12, 5), normal(20, 12)),
+    "pairs": (Pairs(3, 4), (normal(20, 3), normal(20, 4))),
+    "rows of their own": (FirstBits(torch.arange(20) % 4 + 1), normal(20, 5)),
+    "groups": (sp.Groups(3, 4), normal(20, 3, 4)),
+    "tags and transitions": (
+        sp.Sequence(4, 3).bind((normal(20, 4, 3), normal(20, 3, 3, 3))).structure,
+        (normal(20, 4, 3), normal(20, 3, 3, 3)),
+    ),
+    "trees of different sizes": (sp.Tree(4, lengths=torch.arange(20) % 4 + 1), None),
+}
+
+
+@pytest.mark.parametrize("size", [1, 6, 19])
+@pytest.mark.parametrize("name", CHUNKED)
+def test_chunks_of_rows(name: str, size: int) -> None:
+    structure, scores = CHUNKED[name]
+    bound = bind(structure, scores) if scores is not None else structure.bind(normal(20, 4, 4))
+    leaves = tuple(tensor.clone().requires_grad_() for tensor in bound.tensors)
+    bound = dataclasses.replace(bound, tensors=leaves)
+    whole, pieces = ActiveSet().solve(bound), ActiveSet(chunk_size=size).solve(bound)
+    for field in ("atoms", "is_solved", "steps"):
+        assert torch.equal(getattr(pieces, field), getattr(whole, field))
+    assert torch.equal(pieces.segments.row, whole.segments.row)
+    assert pieces.max_steps == whole.max_steps
+    torch.testing.assert_close(pieces.probs, whole.probs, atol=1e-12, rtol=0)
+    torch.testing.assert_close(pieces.gap, whole.gap, atol=1e-10, rtol=0)
+    weight = torch.arange(len(whole.probs), dtype=torch.float64).cos()
+    gradients = [torch.autograd.grad((each.probs * weight).sum(), leaves) for each in (pieces, whole)]
+    for mine, wanted in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, wanted, atol=1e-9, rtol=0)
+
+
+def test_chunks_start_from_given_atoms() -> None:
+    structure, scores = SomeBits(12, 5), normal(20, 12)
+    found = ActiveSet().solve(bind(structure, scores))
+    for start in ((found.atoms, found.segments.row), torch.zeros(20, 1, 12, dtype=torch.float64)):
+        whole, pieces = (ActiveSet(start=start, chunk_size=size).solve(bind(structure, scores)) for size in (None, 3))
+        assert torch.equal(pieces.atoms, whole.atoms)
+        assert torch.equal(pieces.steps, whole.steps)
+
+
+def test_errors_name_the_rows_of_the_batch() -> None:
+    scores = normal(9, 32)
+    with pytest.raises(NotConverged) as caught:
+        ActiveSet(max_steps=2, chunk_size=2).solve(SomeBits(32, 12).bind(scores))
+    assert caught.value.rows == list(range(9))
+    pair = (normal(9, 3), normal(9, 4))
+    pair[1][7] = -torch.inf
+    with pytest.raises(ValueError, match=r"row 7 forbids every assignment \(of 9\)"):
+        ActiveSet(chunk_size=4).solve(bind(Pairs(3, 4), pair))
+    scores[5, 1] = torch.nan
+    with pytest.raises(ValueError, match=r"row 5 has a NaN \(of 9\)"):
+        ActiveSet(chunk_size=2).solve(SomeBits(32, 12).bind(scores))
 
 
 def lazily(monkeypatch: pytest.MonkeyPatch, scores: Any, structure: Any, **options: Any) -> tuple[Solution, Solution]:
