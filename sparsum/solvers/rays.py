@@ -21,7 +21,7 @@ from sparsum.structures.pulling import Split, direction
 from sparsum.structures.scores import flatten
 
 #: Points closer than this, relative to the size of the vectors, are equal.
-_SAME = 1e-10
+_SAME = 1e-9
 #: The first point on a ray is this far beyond m, in distances of m to the vertex.
 _FAR = 4.0
 #: How much more normals of facets count than the direction.

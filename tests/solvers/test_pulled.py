@@ -16,6 +16,7 @@ from torch import Tensor
 import sparsum as sp
 from sparsum.solvers import ActiveSet, NotConverged, Pulled, Solution
 from sparsum.structures.scores import BoundScores, Scores, as_tuple, flatten
+from tests.solvers.adversarial import MAKERS, attack
 
 
 @dataclass(frozen=True)
@@ -309,6 +310,18 @@ def test_empty_batch(structure: sp.AbstractStructure) -> None:
     solution = Pulled().solve(empty)
     assert solution.atoms.shape == (0, *Pulled().solve(bound).atoms.shape[1:])
     assert solution.probs.shape == (0,)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize(
+    "name", ["tags", "tags and transitions", "trees", "trees with one root", "permutations", "matchings"]
+)
+def test_adversarial_rows(name: str, kind: str) -> None:
+    """In exact arithmetic; as many rows are solved as by the active set."""
+    found, active_set = (attack(name, kind, 20, 4, closed_form=solver) for solver in (Pulled(), ActiveSet()))
+    assert found.n_named <= active_set.n_named
+    assert found.gap <= 1e-10
+    assert found.distance <= 1e-10
 
 
 def test_steps_are_limited() -> None:
