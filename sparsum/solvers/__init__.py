@@ -1,4 +1,4 @@
-"""Solvers for SparseMAP: the active set method and closed forms."""
+"""Solvers for SparseMAP: the active set method, closed forms, and atoms as a function of the mean."""
 
 from sparsum.solvers.abstract import AbstractSolver as AbstractSolver
 from sparsum.solvers.abstract import NotConverged as NotConverged

@@ -43,7 +43,7 @@ class Sequence(AbstractSized):
         length: the number of positions, at least 1.
         n_tags: the number of tags, at least 1.
         regularise_transitions: whether SparseMAP's quadratic term includes the transitions; if False, only the marginals of
-            the tags are unique.
+            the tags are unique, and the default solver is `sparsum.solvers.ActiveSet` instead of `sparsum.solvers.Pulled`.
         lengths: the length of each example, an int64 tensor in the shape of the batch; by default all examples have the
             full length. `log_count` counts the sequences of full length.
 

@@ -75,6 +75,8 @@ OTHERS: dict[str, Callable[[int], sp.AbstractStructure]] = {
     "corners": lambda n_rows: sp.Enumerated((normal(30, 5, seed=4) > 0).double().unique(dim=0)),
     "knapsack": lambda n_rows: Knapsack((2, 3, 4, 5, 6), 11),
 }
+#: Those of the adversarial rows.
+ADVERSARIAL = ["tags", "tags and transitions", "trees", "trees with one root", "permutations", "matchings"]
 #: Structures whose assignments can be listed.
 SMALL: dict[str, sp.AbstractStructure] = {
     "sequence": sp.Sequence(3, 3),
