@@ -1,8 +1,8 @@
 """An expected loss along a line in score space: with the active set's atoms it jumps, with pulled ones it does not.
 
-Scores of matchings move along a line. The mean of SparseMAP is the same for both solvers, but the atoms that carry it are not,
-and neither is the expected loss. Run it with ``python -m examples.pulling``; it draws docs/figures/pulling.svg, for which
-matplotlib is needed.
+Scores of matchings move along a line. The mean of SparseMAP is the same for both solvers, but the atoms that carry it are
+not, and neither is the expected loss. Run it with ``python -m examples.pulling``; it draws docs/figures/pulling.svg, for
+which matplotlib is needed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def line(n_points: int) -> tuple[Tensor, Tensor]:
 def expected(scores: Tensor, solver: AbstractSolver) -> Tensor:
     """The expected loss of a matching z, sin(<z, w>) for some w."""
     w = torch.linspace(0.3, 2.1, N, dtype=torch.float64)
-    return sp.sparsemap(scores, sp.Matching(N), solver=solver).expect(lambda z: torch.sin(z.double() @ w))
+    loss: Tensor = sp.sparsemap(scores, sp.Matching(N), solver=solver).expect(lambda z: torch.sin(z.double() @ w))
+    return loss
 
 
 def main(n_points: int = 2001, file: Path | None = None) -> tuple[float, float]:

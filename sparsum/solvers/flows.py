@@ -177,7 +177,8 @@ def _centred(
     if not values.numel():
         return values
     flat = values.flatten(2)
-    peak = flat.amax(-1, keepdim=True).clamp_min(torch.finfo(flat.dtype).min)
+    peak = flat.amax(-1, keepdim=True)
+    peak = torch.where(peak == -torch.inf, 0.0, peak)
     return (flat - torch.maximum(flat, peak - _FAR).mean(-1, keepdim=True)).view_as(values)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import sparsum as sp
 from sparsum.solvers import ActiveSet
-from sparsum.solvers.flows import flow_mean, solve_chain
+from sparsum.solvers.flows import MAX_STEPS, flow_mean, solve_chain
 from sparsum.solvers.mean import find_mean
 from sparsum.structures.scores import BoundScores, flatten
 
@@ -54,6 +54,7 @@ def test_lengths_and_forbidden_parts() -> None:
     assert bound.n_rows > 20
     mean = find_mean(bound, ActiveSet())
     assert bool(mean.is_solved.all())
+    assert int(mean.steps.max()) < MAX_STEPS  # without the active set
     torch.testing.assert_close(mean.vector, mean_by_active_set(bound), atol=1e-9, rtol=0)
 
 
@@ -68,6 +69,7 @@ class Weighted(sp.Sequence):
 def test_weights() -> None:
     bound = Weighted(5, 3).bind((normal(20, 5, 3), normal(20, 4, 3, 3, seed=1)))
     mean = find_mean(bound, ActiveSet())
+    assert int(mean.steps.max()) < MAX_STEPS
     torch.testing.assert_close(mean.vector, mean_by_active_set(bound), atol=1e-9, rtol=0)
 
 
