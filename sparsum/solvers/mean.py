@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from sparsum.segments import Segments
 from sparsum.solvers.active_set import ActiveSet
 from sparsum.solvers.flows import flow_mean
-from sparsum.solvers.rounding import centred
-from sparsum.structures import BoundScores
+from sparsum.solvers.rounding import GRID, centred
+from sparsum.structures import AbstractStructure, BoundScores, Scores
 from sparsum.structures.scores import flatten, unflatten
 
-#: Rounding errors of the gap for scores up to the other.
-_ROUNDING, _MODERATE = 1e-10, 256
+#: Larger scores have larger rounding errors.
+_MODERATE = 256
+#: The size of the sample from which the method is chosen, and the number of steps that are few.
+_SAMPLE, FEW_STEPS = 3, 16
 
 
 @dataclass(frozen=True)
@@ -47,14 +51,20 @@ def find_mean(bound: BoundScores, solver: ActiveSet) -> Mean:
         return Mean.by_active_set(bound, solver)
     if bool((is_bad := bound.is_unusable).any()):
         bound.raise_bad(is_bad)
+    if bool((is_bad := bound.score(bound.argmax(), bound.row(1)) == -torch.inf).any()):
+        bound.raise_bad(is_bad)
+    if _is_sparse(bound, solver):
+        return Mean.by_active_set(bound, solver)
     mean = _by_newton(bound, lengths, solver.tolerance)
     rows = (~mean.is_solved).nonzero().squeeze(-1)
-    if not len(rows):
-        return mean
-    allows_nothing = bound.score(bound.argmax(), bound.row(1)) == -torch.inf
-    if bool(allows_nothing.any()):
-        bound.raise_bad(allows_nothing)
-    return mean.replaced(rows, Mean.by_active_set(bound.select(rows), solver))
+    return mean.replaced(rows, Mean.by_active_set(bound.select(rows), solver)) if len(rows) else mean
+
+
+def _is_sparse(bound: BoundScores, solver: ActiveSet) -> bool:
+    """Whether the active set solves most rows of a sample in a few steps: it is then faster than Newton's method."""
+    sample = torch.linspace(0, bound.n_rows - 1, min(bound.n_rows, _SAMPLE), device=bound.device).long()
+    solution = dataclasses.replace(solver, max_steps=FEW_STEPS, strict=False).solve(bound.select(sample))
+    return bool(solution.is_solved.double().mean() >= 0.5)
 
 
 def _by_newton(bound: BoundScores, lengths: Tensor, tolerance: float) -> Mean:
@@ -65,12 +75,19 @@ def _by_newton(bound: BoundScores, lengths: Tensor, tolerance: float) -> Mean:
     place = torch.arange(length, device=linear.device)
     is_padding = (place >= lengths.unsqueeze(-1)).unsqueeze(-1)
     parts = [is_padding.expand(-1, -1, n_choices), is_padding[:, 1:].expand(-1, -1, n_choices**2)]
-    allowed = linear.masked_fill(torch.cat([part.flatten(1) for part in parts], -1), -torch.inf)
-    vector, steps = flow_mean(allowed, weight, (length, n_choices), lengths)
-    residual = torch.where(allowed == -torch.inf, allowed, linear - weight * vector)
-    atoms = structure.argmax(unflatten(residual.nan_to_num(nan=0.0), like=bound.scores))
-    difference = flatten(structure.vectors(atoms)).to(vector.dtype) - vector
-    gap = torch.where(difference == 0, 0.0, difference * residual).sum(-1)
-    size = torch.where(allowed == -torch.inf, 0.0, allowed).abs().amax(-1)
-    is_solved = (gap <= max(tolerance, _ROUNDING)) & (size <= _MODERATE)
-    return Mean(vector, torch.where(is_solved, gap.clamp_min(0), torch.inf), is_solved, steps)
+    linear = linear.masked_fill(torch.cat([part.flatten(1) for part in parts], -1), -torch.inf)
+    is_allowed = linear > -torch.inf
+    vector, steps = flow_mean(linear, weight, (length, n_choices), lengths)
+    is_found = vector.isfinite().all(-1) & (torch.where(is_allowed, linear, 0.0).abs().amax(-1) <= _MODERATE)
+    vector = _feasible(structure, torch.where(is_found.unsqueeze(-1), vector, 0.0), bound.scores)
+    residual = linear - weight * vector
+    best = flatten(structure.vectors(structure.argmax(unflatten(residual, like=bound.scores)))).to(vector.dtype)
+    gap = torch.where(is_allowed, (best - vector) * residual, 0.0).sum(-1)
+    resolution = GRID * (best - vector).abs().sum(-1)
+    return Mean(vector, gap.clamp_min(0), is_found & (gap <= resolution.clamp_min(tolerance)), steps)
+
+
+def _feasible(structure: AbstractStructure, vector: Tensor, form: Scores) -> Tensor:
+    """The mean of the sequences that flows consist of: flows whose equations have no error."""
+    split = structure.pull(unflatten(vector, like=form))
+    return flatten(structure.marginals(split.atoms, split.weights, Segments.from_row(split.row, len(vector))))

@@ -62,7 +62,7 @@ def _compressed(
     """The positive widths of each row, padded with 0, and their indices: (n_rows, n_kept) each."""
     is_kept = widths > ZERO
     count = is_kept.cumsum(-1)
-    n_kept = int(count[:, -1].amax()) if len(widths) else 1
+    n_kept = max(int(count[:, -1].amax()), 1) if len(widths) else 1  # a row of zeros has no cells
     slot = torch.where(is_kept, count - 1, n_kept)
     places = torch.arange(widths.shape[1], device=widths.device).expand_as(slot)
     index = torch.zeros(len(widths), n_kept + 1, dtype=torch.int64, device=widths.device).scatter_(1, slot, places)

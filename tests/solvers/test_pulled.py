@@ -59,6 +59,7 @@ def lengths(n_rows: int, most: int) -> Tensor:
 #: A structure for each number of rows.
 CASES: dict[str, Callable[[int], sp.AbstractStructure]] = {
     "sequence": lambda n_rows: sp.Sequence(6, 4),
+    "longer sequence": lambda n_rows: sp.Sequence(10, 5),
     "sequence, lengths": lambda n_rows: sp.Sequence(6, 3, lengths=lengths(n_rows, 6)),
     "tree": lambda n_rows: sp.Tree(6),
     "tree, single root": lambda n_rows: sp.Tree(6, single_root=True),
