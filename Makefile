@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-browser test-all check format bench report clean
+.PHONY: help demo test test-browser test-peers test-all check format bench report clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -32,7 +32,11 @@ test-browser: $(READY) ## The page of `sparsum report` in a browser: a chromium 
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,browser]' --editable ./experiments
 	$(BIN)/python -m pytest --quiet -rs -m browser tests/experiments/browser
 
-test-all: test test-browser demo ## All of it, the page in a browser, the demo, the wheels, and recorded runs made again
+test-peers: $(READY) ## The tests of the entmax package, run against ours
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt entmax
+	$(BIN)/python -m tests.peers.entmax_suite
+
+test-all: test test-browser test-peers demo ## All of it, the page in a browser, tests of peers, the demo, the wheels, and recorded runs made again
 	$(BIN)/python -m pytest --quiet -rs -m slow
 
 format: $(READY) ## Format and fix what can be fixed

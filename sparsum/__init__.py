@@ -4,6 +4,7 @@ The main entry point is `sparsemap`, which maps scores to a `SparseDistribution`
 few assignments that have mass. `sparsemax`, `entmax15` and `entmax` are drop-in replacements for `torch.softmax`.
 """
 
+from sparsum import distributed as distributed
 from sparsum import estimators as estimators
 from sparsum import solvers as solvers
 from sparsum import testing as testing
@@ -13,6 +14,7 @@ from sparsum.distribution import UniformOver as UniformOver
 from sparsum.gibbs import Gibbs as Gibbs
 from sparsum.inference import sparsemap as sparsemap
 from sparsum.inference import topk_sparsemax as topk_sparsemax
+from sparsum.simplex import BoundedAlpha as BoundedAlpha
 from sparsum.simplex import Entmax as Entmax
 from sparsum.simplex import Entmax15 as Entmax15
 from sparsum.simplex import Entmax15Loss as Entmax15Loss

@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 
 import torch
+from torch import Tensor
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_int(name: str, value: int, *, least: int | None = None, most: int | None = None, why: str = "") -> int:
@@ -37,6 +40,31 @@ def check_number(name: str, value: float, *, least: float | None = None, above: 
     if least is not None and value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
     return value
+
+
+def check_floating(name: str, value: Tensor) -> None:
+    """Raise a TypeError unless ``value`` is a dense tensor of floating-point numbers of 16 bits or more."""
+    check_dense(name, value)
+    if value.dtype in _DTYPES:
+        return
+    if value.is_complex():
+        raise TypeError(f"{name} must be real, got {value.dtype}; pass e.g. {name}.real or {name}.abs()")
+    if value.is_floating_point():
+        raise TypeError(f"{name} must have at least 16 bits per number, got {value.dtype}; call {name}.bfloat16() first")
+    raise TypeError(f"{name} must have a floating-point dtype, got {value.dtype}; convert it, e.g. to torch.float32")
+
+
+def check_dense(name: str, value: Tensor) -> None:
+    """Raise a TypeError if ``value`` is nested, sparse or quantized."""
+    if value.is_nested:
+        raise TypeError(
+            f"{name} must be a dense tensor, got a nested tensor (layout {value.layout}); pad it first, e.g. scores by "
+            "torch.nested.to_padded_tensor(scores, -torch.inf)"
+        )
+    if value.layout is not torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, got layout {value.layout}; call {name}.to_dense() first")
+    if value.is_quantized:
+        raise TypeError(f"{name} must not be quantized, got {value.dtype}; call {name}.dequantize() first")
 
 
 def check_generator(generator: torch.Generator | None) -> None:

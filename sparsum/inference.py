@@ -165,7 +165,8 @@ def _comparable(bound: BoundScores) -> BoundScores:
     if (structure.group_size is not None and structure.is_chain) or not bool(is_wide.any()):
         return rows
     vectors = flatten(structure.vectors(rows.with_flat(flat.nan_to_num()).argmax()))
-    return rows.with_flat(torch.where(is_wide, relative_to(rows.flat, vectors.to(flat.dtype), rows), rows.flat))
+    # From the scores themselves, so that each difference is rounded once.
+    return rows.with_flat(torch.where(is_wide, relative_to(bound.flat.double(), vectors, rows), rows.flat))
 
 
 def _relative(

@@ -12,7 +12,7 @@ from sparsum_experiments.report import write_report
 from sparsum_experiments.runs import Config, EpochMetrics, read_run
 
 import sparsum as sp
-from examples import alignment, digits, estimators, knapsack, latent_trees, matching, own_runs, pulling
+from examples import alignment, attention, digits, estimators, knapsack, latent_trees, matching, own_runs, pulling
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -82,6 +82,20 @@ def test_the_figure_of_pulling(tmp_path: pathlib.Path) -> None:
     assert (tmp_path / "pulling.svg").stat().st_size > 1000
     assert "pulling.svg" in (ROOT / "docs" / "pulling.md").read_text()
     assert pulling.FIGURE.exists()
+
+
+def test_the_heads_of_the_attention_example_part(capsys: pytest.CaptureFixture[str]) -> None:
+    """It learns, and of its heads one is dense and another sparse, with an alpha that says so."""
+    before, after = attention.main()
+    assert before < 0.3
+    assert after > 0.9
+    lines = capsys.readouterr().out.splitlines()[2:]
+    alphas, zeros = zip(*((float(line.split()[1]), int(line.split()[2].rstrip("%"))) for line in lines), strict=True)
+    assert len(alphas) == attention.N_HEADS
+    assert all(1.05 < alpha < 2.5 for alpha in alphas)
+    assert alphas[zeros.index(max(zeros))] > 1.5 > 1.3 > alphas[zeros.index(min(zeros))]
+    assert max(zeros) > 70
+    assert min(zeros) < 20
 
 
 def test_a_page_of_own_runs(tmp_path: pathlib.Path) -> None:

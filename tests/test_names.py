@@ -35,5 +35,8 @@ def test_classes_and_functions_have_names_of_their_own() -> None:
                 places[node.name].append(str(file.relative_to(ROOT)))
     repeated = {name: files for name, files in places.items() if len(files) > 1}
     # The mapping as a module of a network, and as a solver: `sparsum.Sparsemax` and `sparsum.solvers.Sparsemax`.
-    assert set(repeated) == {"Sparsemax"}
+    assert repeated.pop("Sparsemax") == ["simplex/modules.py", "solvers/sparsemax.py"]
+    # The same functions, of sharded scores.
+    assert set(repeated) == {"entmax", "entmax15", "sparsemap", "sparsemax"}
+    assert all("distributed.py" in files and len(files) == 2 for files in repeated.values())
     assert len(places) > 200

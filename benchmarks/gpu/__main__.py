@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from benchmarks.gpu import active_set, bits, likelihood, runs, simplex, steps
+from benchmarks.gpu import active_set, any_alpha, bits, likelihood, runs, simplex, steps
 from benchmarks.gpu.table import Line
 
 _HEADER = ("what", "measured", "wanted", "met", "floor", "what the gap is")
@@ -26,6 +26,7 @@ def sections(data_dir: pathlib.Path | None) -> dict[str, Callable[[], Iterator[L
     """The sections of the table."""
     return {
         "simplex": simplex.lines,
+        "any-alpha": any_alpha.lines,
         "bits": bits.lines,
         "active-set": active_set.lines,
         "likelihood": likelihood.lines,

@@ -1,4 +1,6 @@
-"""Sparsemax (exponent 1) and 1.5-entmax (exponent 2) on a GPU, forward and backward, as torch operators.
+"""Entmax with a whole exponent 1 / (alpha - 1) on a GPU, forward and backward, as torch operators.
+
+Sparsemax has exponent 1, 1.5-entmax exponent 2; the others need more arithmetic, but no powers either.
 
 Rows are the last dimension of tensors (outer, inner, n) with any strides. The choice of the kernel depends only on n and the
 dtype. There is no run-time tuning, so results are bitwise reproducible, and there is no host-device synchronization.
@@ -187,9 +189,9 @@ def _without(options: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in names}
 
 
-def _spread(mask: Tensor) -> tuple[int, ...]:
-    """Strides that broadcast a mask."""
-    return tuple(0 if size == 1 else stride for size, stride in zip(mask.shape, mask.stride(), strict=True))
+def spread(tensor: Tensor) -> tuple[int, ...]:
+    """Strides that broadcast a tensor: 0 in dimensions of size 1."""
+    return tuple(0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _tile(wrap: Any, x: Tensor, mask: Tensor, y: Tensor, options: dict[str, Any]) -> Plan | None:
@@ -197,7 +199,7 @@ def _tile(wrap: Any, x: Tensor, mask: Tensor, y: Tensor, options: dict[str, Any]
     rows, block, warps = tile_shape(n, x.stride(-1))
     lanes, width = lanes_for(rows, block, warps, x.dtype.itemsize)
     n_programs = -(-outer * inner // rows)
-    numbers = (outer * inner, n, inner, *x.stride(), *_spread(mask), *y.stride())
+    numbers = (outer * inner, n, inner, *x.stride(), *spread(mask), *y.stride())
     start = wrap(tile_forward)[(n_programs,)](
         x, mask, y, *numbers,
         LANES=lanes, WIDTH=width, ROWS=rows, BLOCK=block, **_without(options, "SLACK"), num_warps=warps,
@@ -225,7 +227,7 @@ def _groups(wrap: Any, x: Tensor, mask: Tensor, y: Tensor, options: dict[str, An
     in_registers = wrap is unwrapped and n_groups <= cut.chunk
     rooms = _rooms(x, n_groups)[1:] if in_registers else _rooms(x, n_groups)
     kept = [torch.empty(shape, dtype=dtype, device=x.device) for shape, dtype in rooms]
-    numbers = (n, n_groups, inner, *x.stride(), *_spread(mask), *y.stride())
+    numbers = (n, n_groups, inner, *x.stride(), *spread(mask), *y.stride())
     limit = {"maxnreg": cut.registers} if cut.registers and wrap is unwrapped else {}
     start = wrap(groups_forward)[(outer * inner,)](
         x, mask, y, kept[0], kept[-1], *numbers,
@@ -240,7 +242,7 @@ def _split(wrap: Any, x: Tensor, mask: Tensor, y: Tensor, options: dict[str, Any
     cut = groups_for(n)
     n_groups, n_each = -(-n // cut.size), SPLIT_SIZE // cut.size
     peaks, ids = scratch(x, n_groups)
-    strides = (*x.stride(), *_spread(mask), *y.stride())
+    strides = (*x.stride(), *spread(mask), *y.stride())
     wrap(split_peaks)[(outer * inner, -(-n_groups // n_each))](
         x, mask, y, peaks, n, n_groups, n_each, inner, *strides, ZERO=True, GROUP=cut.size, CHUNK=cut.chunk,
         **_without(options, "EXPONENT", "IS_HALF", "TOLERANCE", "SLACK"), num_warps=cut.warps,

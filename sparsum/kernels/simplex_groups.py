@@ -15,6 +15,7 @@ from sparsum.kernels.simplex_math import (
     ROUGH,
     advance,
     distance,
+    first_moment,
     load_scores,
     make_up,
     peaks_of,
@@ -127,7 +128,7 @@ def solve_groups(
             column, is_inside = columns_of(ids, start, n_ids, n, GROUP, BATCH)
             z = load_shifted(x, mask, column, is_inside, xc, mc, peak, EXPONENT, HAS_MASK, ACC)
             above = distance(z, threshold)
-            total += above
+            total += first_moment(above, EXPONENT)
             second += second_moment(above, EXPONENT)
             start += BATCH
         count = tl.sum(tl.sum(second, 1), 0)

@@ -1,7 +1,8 @@
-"""Newton steps for sparsemax and 1.5-entmax, as Triton functions on blocks of entries.
+"""Newton steps for entmax with a whole exponent 1 / (alpha - 1), as Triton functions on blocks of entries.
 
-The mathematics and the names are those of `sparsum.simplex.thresholds`. Comparisons are written to propagate NaN: they are
-false for NaN, and an entry counts unless it is known to lie below the threshold.
+Sparsemax has exponent 1, 1.5-entmax exponent 2. The mathematics and the names are those of `sparsum.simplex.thresholds`.
+Comparisons are written to propagate NaN: they are false for NaN, and an entry counts unless it is known to lie below the
+threshold.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ def load_scores(x, mask, x_offset, mask_offset, is_inside, HAS_MASK: tl.constexp
 def shift(scores, peak, EXPONENT: tl.constexpr):
     """Shift the scores to a maximum of 0; entries at an infinite maximum are set to 0 too, so that they share the mass."""
     z = tl.where(scores == peak, 0.0, scores - peak)
-    if EXPONENT == 2:
-        z = z * 0.5
+    if EXPONENT > 1:
+        z = z * (1.0 / EXPONENT)
     return z
 
 
@@ -55,11 +56,28 @@ def distance(z, threshold):
 
 
 @triton.jit
+def power(above, EXPONENT: tl.constexpr):
+    """A whole power of distances."""
+    result = above
+    for _ in tl.static_range(EXPONENT - 1):
+        result = result * above
+    return result
+
+
+@triton.jit
+def first_moment(above, EXPONENT: tl.constexpr):
+    """The first quantity whose sum the Newton step needs: the distance, to the power of the exponent minus 1 from 3 on."""
+    if EXPONENT > 2:
+        return power(above, EXPONENT - 1)
+    return above
+
+
+@triton.jit
 def second_moment(above, EXPONENT: tl.constexpr):
-    """The second quantity whose sum the Newton step needs: an indicator of the support, or the squared distance."""
+    """The second quantity: an indicator of the support for exponent 1, else the distance to the power of the exponent."""
     if EXPONENT == 1:
         return tl.where(above == 0, 0.0, 1.0).to(above.dtype)
-    return above * above
+    return power(above, EXPONENT)
 
 
 @triton.jit
@@ -71,9 +89,13 @@ def advance(threshold, total, second, last, step_number, EXPONENT: tl.constexpr,
     if EXPONENT == 1:
         step = (total - 1) / second
         is_open = second != last
-    else:
+    elif EXPONENT == 2:
         norm = tl.sqrt(second)
         step = (norm - 1) * norm / total
+        is_open = step > TOLERANCE
+    else:
+        norm = tl.exp2(tl.log2(second) / EXPONENT)
+        step = (norm - 1) / norm * second / total
         is_open = step > TOLERANCE
     is_open = (is_open | (step_number == 0)) & (step_number < _MAX_STEPS)
     climbing = tl.where((step < 0) & (step_number > 0), 0.0, step)
@@ -118,7 +140,7 @@ def solve_tile(z, guess, ROWS: tl.constexpr, EXPONENT: tl.constexpr, TOLERANCE: 
     step_number, n_open = 0, 1
     while n_open > 0:
         above = distance(z, threshold[:, None])
-        total, second = sums(above, second_moment(above, EXPONENT))
+        total, second = sums(first_moment(above, EXPONENT), second_moment(above, EXPONENT))
         step, is_open, threshold = advance(threshold, total, second, last, step_number, EXPONENT, TOLERANCE)
         last = second
         n_open = tl.max(is_open.to(tl.int32), 0)
@@ -150,9 +172,7 @@ def probability(z, threshold, step, EXPONENT: tl.constexpr):
     above = distance(z, threshold)
     above = tl.where(above == 0, 0.0, above - step)
     above = tl.where(above <= 0, 0.0, tl.where(above >= 1, 1.0, above))
-    if EXPONENT == 2:
-        above = above * above
-    return above
+    return power(above, EXPONENT)
 
 
 @triton.jit
@@ -192,6 +212,11 @@ def round_rows(probs, DTYPE: tl.constexpr, IS_HALF: tl.constexpr):
 
 @triton.jit
 def weight(probs, EXPONENT: tl.constexpr):
-    """The weights of the Jacobian: 1 or the square root of p on the support, NaN for NaN."""
-    on_support = 1.0 + 0.0 * probs if EXPONENT == 1 else tl.sqrt(probs)
+    """The weights of the Jacobian, p^(1 - 1 / EXPONENT) on the support, NaN for NaN."""
+    if EXPONENT == 1:
+        on_support = 1.0 + 0.0 * probs
+    elif EXPONENT == 2:
+        on_support = tl.sqrt(probs)
+    else:
+        on_support = tl.exp2((1 - 1 / EXPONENT) * tl.log2(tl.where(probs == 0, 1.0, probs)))
     return tl.where(probs == 0, 0.0, on_support)

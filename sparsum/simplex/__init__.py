@@ -1,5 +1,6 @@
 """Sparse mappings onto the probability simplex, drop-in replacements for `torch.softmax`, and their losses."""
 
+from sparsum.simplex.bounded import BoundedAlpha as BoundedAlpha
 from sparsum.simplex.embedding import embed as embed
 from sparsum.simplex.losses import entmax15_loss as entmax15_loss
 from sparsum.simplex.losses import entmax_loss as entmax_loss

@@ -8,15 +8,16 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
+from sparsum.arguments import check_dense, check_floating
+
 _HALF = (torch.float16, torch.bfloat16)
 
 
 def check_scores(x: Tensor, name: str = "x") -> None:
-    """Raise unless ``x`` is a floating-point tensor with at least one dimension."""
+    """Raise unless ``x`` is a dense floating-point tensor with at least one dimension."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
-    if not x.is_floating_point():
-        raise TypeError(f"{name} must have a floating-point dtype, got {x.dtype}; convert it, e.g. to torch.float32")
+    check_floating(name, x)
     if x.ndim == 0:
         raise ValueError(f"{name} must have at least one dimension, got a scalar")
 
@@ -30,19 +31,12 @@ def check_dim(x: Tensor, dim: int) -> int:
     return dim % x.ndim
 
 
-def check_count(k: int, n: int, of: str) -> None:
-    """Raise unless ``k`` is an int from 1 to ``n``."""
-    if isinstance(k, bool) or not isinstance(k, int):
-        raise TypeError(f"k must be an int, got {type(k).__name__}")
-    if not 1 <= k <= n:
-        raise ValueError(f"k must be between 1 and {n}, {of}, got {k}")
-
-
 def check_mask(x: Tensor, mask: Tensor) -> None:
     """Raise unless ``mask`` is a boolean tensor that broadcasts to the shape of ``x``."""
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         seen = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(f"mask must be a tensor of dtype torch.bool, True where an entry is allowed, got {seen}")
+    check_dense("mask", mask)
     if not _broadcasts_to(mask.shape, x.shape):
         raise ValueError(f"mask must broadcast to the shape of x, {tuple(x.shape)}, got {tuple(mask.shape)}")
 
@@ -90,8 +84,7 @@ def divide_by_temperature(x: Tensor, temperature: float | Tensor, dim: int) -> T
 
 def _one_per_row(name: str, value: Tensor, x: Tensor, dim: int) -> Tensor:
     """Broadcast a floating-point tensor to the rows of ``x``: (*batch,), the shape of ``x`` without ``dim``."""
-    if not value.is_floating_point():
-        raise TypeError(f"{name} must have a floating-point dtype, got {value.dtype}")
+    check_floating(name, value)
     batch = x.shape[:dim] + x.shape[dim + 1 :]
     rows = value.squeeze(dim) if value.ndim == x.ndim and value.shape[dim] == 1 else value
     if not _broadcasts_to(rows.shape, batch):
@@ -111,6 +104,14 @@ def can_look_at(values: Tensor) -> bool:
         or torch._C._len_torch_dispatch_stack()  # a mode such as FakeTensorMode, whose tensors have no values
         or isinstance(values, FakeTensor)
     )
+
+
+def has_values(x: Tensor) -> bool:
+    """Whether control flow can depend on the values of ``x``: not on the meta device, and not under a dispatch mode.
+
+    The tensors of FakeTensorMode have no values, and a tracer such as `make_fx` would record the path of one input.
+    """
+    return not (x.is_meta or isinstance(x, FakeTensor) or torch._C._len_torch_dispatch_stack())
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:

@@ -6,8 +6,7 @@ Jacobian of :math:`\alpha`-entmax is symmetric:
 .. math:: J v = s (v - \bar v), \qquad \frac{\partial p}{\partial \alpha} = c - s \frac{\sum_i c_i}{\sum_i s_i} ,
 
 where :math:`c_i` is the derivative of :math:`p_i` with respect to :math:`\alpha` for a fixed shift of the row. All of these
-depend only on the probabilities, so the scores are not saved for backward. Second derivatives are correct if at least one of
-the two is taken in reverse mode. In nested forward mode, torch itself drops the tangent of a tensor alpha.
+depend only on the probabilities, so the scores are not saved for backward. Reverse and forward mode may be nested.
 
 References:
     - Adaptively sparse transformers (Correia, Niculae & Martins, 2019), Proposition 1, https://arxiv.org/abs/1909.00015
@@ -23,14 +22,18 @@ from torch import Tensor
 from sparsum import kernels
 from sparsum.kernels import is_transformed
 from sparsum.simplex import dispatch
+from sparsum.simplex.arguments import can_look_at, has_values
 from sparsum.simplex.blocks import reads_in_blocks, support
 from sparsum.simplex.entropy import log_on_support
+from sparsum.simplex.forward_mode import nestable
 from sparsum.simplex.solve import solve, solve_plainly
 
 Alpha = float | Tensor
 
 # For alpha > 2 the weight of an entry at the boundary is unbounded; this value is effectively infinite.
-_LARGEST_WEIGHT = 1e100
+_LARGEST_WEIGHT = {torch.float16: 6e4, torch.bfloat16: 1e12, torch.float32: 1e12, torch.float64: 1e100}
+# From this distance of alpha to 1 on, float64 is accurate enough for the derivative with respect to alpha without a series.
+_NEAR_ONE = {torch.float32: 1e-3, torch.float64: 0.5}
 # Smaller than any sum of weights, and a normal number in float32 as well.
 _TINY = 1.2e-38
 
@@ -41,7 +44,7 @@ def apply(x: Tensor, alpha: Alpha, mask: Tensor | None = None) -> Tensor:
     Only kernels accept a mask. It has as many dimensions as ``x`` and broadcasts to its shape.
     """
     if torch.compiler.is_compiling():
-        if isinstance(alpha, float) and solve.serves(x, alpha, mask):
+        if solve.serves(x, alpha, mask):
             return dispatch.traced(x, alpha, mask)
         return _traced(x, alpha)
     if is_plain(x, alpha):
@@ -67,7 +70,7 @@ def _call(function: type[torch.autograd.Function], *inputs: Any) -> Tensor:
 
 def _solve(x: Tensor, alpha: Alpha, mask: Tensor | None) -> Tensor:
     """The mapping without gradient; reuses a cached launch if there is one, which is faster than dispatching."""
-    if mask is None and x.is_cuda and isinstance(alpha, float) and alpha in dispatch.EXPONENTS and not x.is_neg():
+    if mask is None and x.is_cuda and not x.is_neg():
         known = dispatch.again(x, alpha)
         if known is not None:
             return known
@@ -82,7 +85,7 @@ def _jacobian(probs: Tensor, alpha: Alpha, vector: Tensor) -> Tensor:
 
 
 def _can_multiply(probs: Tensor, alpha: Alpha, vector: Tensor) -> bool:
-    """Alpha is the number 1.5 or 2, and the memory of the vector is readable."""
+    """Alpha is a number above 1 or a tensor, and the memory of the vector is readable."""
     return dispatch.has_kernel(probs, alpha) and kernels.can_read(vector)
 
 
@@ -90,7 +93,7 @@ def _can_multiply(probs: Tensor, alpha: Alpha, vector: Tensor) -> bool:
 def _product(probs: Tensor, alpha: Alpha, vector: Tensor) -> Tensor:
     """The Jacobian at ``probs`` times ``vector``, without gradient."""
     rows = probs.reshape(-1, probs.shape[-1])
-    if isinstance(alpha, float) and alpha > 1 and reads_in_blocks(rows):
+    if isinstance(alpha, float) and alpha > 1 and reads_in_blocks(rows) and has_values(probs):
         return _jacobian_packed(rows, alpha, vector.reshape(rows.shape)).view(probs.shape)
     return _jacobian_dense(probs, alpha, vector)
 
@@ -128,12 +131,12 @@ class _Entmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         probs, alpha = _saved(ctx)
-        grad_x = _jacobian(probs, alpha, grad) if ctx.needs_input_grad[0] else None
-        if not (isinstance(alpha, Tensor) and ctx.needs_input_grad[1]):
-            return grad_x, None, None
-        return grad_x, (grad * _alpha_direction(probs, alpha)).sum(-1, keepdim=True), None
+        if isinstance(alpha, Tensor) and ctx.needs_input_grad[1]:
+            return *_gradients(probs, alpha, grad), None
+        return _jacobian(probs, alpha, grad) if ctx.needs_input_grad[0] else None, None, None
 
     @staticmethod
+    @nestable
     def jvp(ctx: Any, x_tangent: Tensor | None, alpha_tangent: Tensor | None, _: None) -> Tensor:
         probs, alpha = _saved(ctx)
         result = torch.zeros_like(probs) if x_tangent is None else _jacobian(probs, alpha, x_tangent)
@@ -176,6 +179,7 @@ class _Jacobian(torch.autograd.Function):
         return grad_probs, grad_alpha, grad_vector
 
     @staticmethod
+    @nestable
     def jvp(ctx: Any, probs_tangent: Tensor | None, alpha_tangent: Tensor | None, vector_tangent: Tensor | None) -> Tensor:
         probs, alpha, vector = _saved(ctx)
         result = torch.zeros_like(probs) if vector_tangent is None else _jacobian(probs, alpha, vector_tangent)
@@ -212,7 +216,7 @@ def _batch_first(batch_size: int, in_dims: tuple[int | None, ...], inputs: tuple
 
 
 def _jacobian_dense(probs: Tensor, alpha: Alpha, vector: Tensor) -> Tensor:
-    weights = _weights(probs, alpha)
+    weights = _weights_quickly(probs, alpha)
     weighted = weights * vector
     mean = _ratio(weighted.sum(-1, keepdim=True), weights.sum(-1, keepdim=True))
     return weighted.addcmul_(weights, mean, value=-1)
@@ -245,8 +249,20 @@ def _weights(probs: Tensor, alpha: Alpha) -> Tensor:
         return probs
     is_zero = probs == 0
     base = torch.where(is_zero, 1.0, probs)  # the derivative of the power is infinite at 0
-    power = base.sqrt() if _is_number(alpha, 1.5) else base.pow(2 - alpha).clamp_max(_LARGEST_WEIGHT)
+    power = base.sqrt() if _is_number(alpha, 1.5) else _raised(base, 2 - alpha).clamp_max(_LARGEST_WEIGHT[base.dtype])
     return torch.where(is_zero, 0.0, power)
+
+
+def _raised(base: Tensor, exponent: Alpha) -> Tensor:
+    """``base ** exponent``; for a tensor, torch.pow drops the mixed second derivative at an exponent of 0."""
+    return (exponent * base.log()).exp() if isinstance(exponent, Tensor) else base.pow(exponent)
+
+
+def _weights_quickly(probs: Tensor, alpha: Alpha) -> Tensor:
+    """`_weights` without derivatives, and without boolean masks, which are slow on the CPU."""
+    if isinstance(alpha, float) and alpha in (1.0, 1.5, 2.0):
+        return probs if alpha == 1 else probs.sqrt() if alpha == 1.5 else probs.ceil()
+    return probs.pow(2 - alpha).clamp_max_(_LARGEST_WEIGHT[probs.dtype]).mul_(probs.sign())
 
 
 def _is_number(alpha: Alpha, value: float) -> bool:
@@ -255,13 +271,19 @@ def _is_number(alpha: Alpha, value: float) -> bool:
 
 def _weights_slope(probs: Tensor, alpha: Alpha) -> Tensor:
     is_support = probs > 0
-    return torch.where(is_support, (2 - alpha) * torch.where(is_support, probs, 1.0).pow(1 - alpha), 0.0)
+    return torch.where(is_support, (2 - alpha) * _raised(torch.where(is_support, probs, 1.0), 1 - alpha), 0.0)
 
 
 def _alpha_direction(probs: Tensor, alpha: Tensor) -> Tensor:
-    r"""Derivative of the probabilities with respect to alpha.
+    """Derivative of the probabilities with respect to alpha."""
+    change, weights = _alpha_change(probs, alpha), _weights(probs, alpha)
+    return change - weights * _ratio(change.sum(-1, keepdim=True), weights.sum(-1, keepdim=True))
 
-    With :math:`u = -(\alpha - 1) \log p`, :math:`c = -p (\log p)^2 (e^u - 1 - u) / u^2`, which tends to
+
+def _alpha_change(probs: Tensor, alpha: Tensor) -> Tensor:
+    r"""Derivative of the probabilities with respect to alpha, for a fixed shift of the row.
+
+    With :math:`u = -(\alpha - 1) \log p`, it is :math:`-p (\log p)^2 (e^u - 1 - u) / u^2`, which tends to
     :math:`-p (\log p)^2 / 2` at alpha = 1.
     """
     log_probs, a = log_on_support(probs), alpha - 1
@@ -272,7 +294,38 @@ def _alpha_direction(probs: Tensor, alpha: Tensor) -> Tensor:
     for k in range(16, 2, -1):  # 2 sum_k u^k / (k + 2)! by Horner's rule
         series = 1 + series * small / k
     by_series = -probs * log_probs.square() * series / 2
-    weights = _weights(probs, alpha)
-    directly = (probs * (1 + u) - weights) / torch.where(is_small, 1.0, a).square()
-    change = torch.where(is_small, by_series, directly)
-    return change - weights * _ratio(change.sum(-1, keepdim=True), weights.sum(-1, keepdim=True))
+    directly = (probs * (1 + u) - _weights(probs, alpha)) / torch.where(is_small, 1.0, a).square()
+    return torch.where(is_small, by_series, directly)
+
+
+def _can_differentiate(probs: Tensor, alpha: Tensor, grad: Tensor) -> bool:
+    """No further differentiation, and the memory of the gradient is readable."""
+    return kernels.is_undifferentiated() and _can_multiply(probs, alpha, grad)
+
+
+@kernels.operation("entmax_gradients", kernel=dispatch.gradients, takes=_can_differentiate, is_traceable=True)
+def _gradients(probs: Tensor, alpha: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients with respect to the scores and to ``alpha`` (*batch, 1), differentiable."""
+    return _jacobian(probs, alpha, grad), _alpha_gradient(probs, alpha, grad)
+
+
+def _alpha_gradient(probs: Tensor, alpha: Tensor, grad: Tensor) -> Tensor:
+    """The product of `_alpha_direction` with a gradient, summed over each row, (*batch, 1)."""
+    if (
+        kernels.is_undifferentiated()
+        and can_look_at(alpha)
+        and alpha.numel()
+        and alpha.min().item() > 1 + _NEAR_ONE[probs.dtype]
+    ):
+        return _alpha_gradient_in_double(probs, alpha, grad)
+    return (grad * _alpha_direction(probs, alpha)).sum(-1, keepdim=True)
+
+
+def _alpha_gradient_in_double(probs: Tensor, alpha: Tensor, grad: Tensor) -> Tensor:
+    """`_alpha_gradient` without derivatives: where alpha is not close to 1, float64 replaces the series."""
+    a, p, g = alpha.double() - 1, probs.double(), grad.double()
+    log_probs = p.clamp_min(torch.finfo(torch.float64).tiny).log_()
+    weights = (log_probs * (1 - a)).exp_().clamp_max_(_LARGEST_WEIGHT[torch.float64]).mul_(p.sign())
+    mean = _ratio((weights * g).sum(-1, keepdim=True), weights.sum(-1, keepdim=True))
+    change = log_probs.mul_(-a).add_(1.0).mul_(p).sub_(weights).div_(a * a)
+    return (change * (g - mean)).sum(-1, keepdim=True).to(probs.dtype)

@@ -43,7 +43,7 @@ def support(
     """Pack the positive entries. Rows without any are bad as well; ``on_bad`` is called with all bad rows, if any."""
     if reads_in_blocks(probs) and probs.numel() > 0:
         zero = probs.new_zeros(len(probs), 1)
-        packed = _entries_above(probs.contiguous(), block_peaks(probs), zero, zero)
+        packed = entries_above(probs.contiguous(), block_peaks(probs), zero, zero)
         if packed is not None:
             is_empty = packed.segments.lengths == 0
             is_bad = is_empty if is_bad is None else is_empty | is_bad
@@ -58,7 +58,7 @@ def solve_long(x: Tensor, peaks: Tensor, exponent: int) -> tuple[Packed, Tensor]
     peak = peaks.amax(-1, keepdim=True)
     # Slack for rounding: an entry exactly at the threshold must not be lost because of summation order.
     guess = threshold_of(peaks - peak, exponent) - 16 * torch.finfo(x.dtype).eps
-    packed = _entries_above(x, peaks, peak, exponent * guess)
+    packed = entries_above(x, peaks, peak, exponent * guess)
     if packed is None:
         return None
     shifted = x.view(-1)[packed.flat] - peak.squeeze(-1)[packed.segments.row]
@@ -67,7 +67,7 @@ def solve_long(x: Tensor, peaks: Tensor, exponent: int) -> tuple[Packed, Tensor]
     return packed, probs.to(x.dtype)
 
 
-def _entries_above(x: Tensor, peaks: Tensor, origin: Tensor, floor: Tensor) -> Packed | None:
+def entries_above(x: Tensor, peaks: Tensor, origin: Tensor, floor: Tensor) -> Packed | None:
     """Pack entries with ``x - origin > floor``, both (n_rows, 1); None if there are too many to be worth packing.
 
     Subtracting before the comparison matters: for scores like 1e30, ``origin + floor`` would round to ``origin``.

@@ -12,31 +12,36 @@ from sparsum.kernels import is_unobserved, launch
 
 # alpha -> exponent of the mappings that have a dedicated exact solver
 EXPONENTS = {2.0: 1, 1.5: 2}
+# alpha -> exponent of the mappings whose kernels need no powers
+_WHOLE_EXPONENTS = {**EXPONENTS, 4 / 3: 3, 1.25: 4, 1.2: 5}
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def has_kernel(x: Tensor, alpha: float | Tensor, _mask: Tensor | None = None) -> bool:
-    """Alpha is the number 1.5 or 2."""
-    return isinstance(alpha, float) and alpha in EXPONENTS and x.dtype in _DTYPES
+    """Alpha is a number above 1 or a tensor."""
+    return x.dtype in _DTYPES and (isinstance(alpha, Tensor) or alpha > 1)
 
 
-def again(x: Tensor, alpha: float) -> Tensor | None:
+def again(x: Tensor, alpha: float | Tensor) -> Tensor | None:
     """As `solve_by_kernel` for a known shape on a GPU, else None: half the time of a small batch is saved."""
-    if is_unobserved(x) and x.get_device() == torch.cuda.current_device():
-        return launch.again(x, EXPONENTS[alpha])
+    exponent = _WHOLE_EXPONENTS.get(alpha) if isinstance(alpha, float) else None
+    if exponent is not None and is_unobserved(x) and x.get_device() == torch.cuda.current_device():
+        return launch.again(x, exponent)
     return None
 
 
 def solve_by_kernel(x: Tensor, alpha: float | Tensor, mask: Tensor | None) -> Tensor:
     """Probabilities of the rows of ``x`` (*batch, n), n > 0, in its dtype, without gradient; ``mask`` is broadcast."""
-    from sparsum.kernels import simplex
+    from sparsum.kernels import entmax, simplex
 
-    assert isinstance(alpha, float)
     if not is_unobserved(x):
         return traced(x, alpha, mask)
-    allowed = None if mask is None else as_rows(mask, x.shape)
-    probs, plan = simplex.planned_forward(as_rows(x), allowed, EXPONENTS[alpha])
-    launch.keep_plan(x, EXPONENTS[alpha], plan)
+    rows, allowed = as_rows(x), None if mask is None else as_rows(mask, x.shape)
+    exponent = None if isinstance(alpha, Tensor) else _WHOLE_EXPONENTS.get(alpha)
+    if exponent is None:
+        return entmax.forward(rows, allowed, _alphas(alpha, x)).view(x.shape)
+    probs, plan = simplex.planned_forward(rows, allowed, exponent)
+    launch.keep_plan(x, exponent, plan)
     return probs.view(x.shape)
 
 
@@ -44,18 +49,50 @@ def jacobian(probs: Tensor, alpha: float | Tensor, vector: Tensor) -> Tensor:
     """The Jacobian at ``probs`` (*batch, n) times ``vector``, without gradient."""
     from sparsum.kernels import simplex
 
-    assert isinstance(alpha, float)
+    exponent = None if isinstance(alpha, Tensor) else _WHOLE_EXPONENTS.get(alpha)
+    if exponent is None:
+        return _multiply(probs, alpha, vector, with_alpha=False)[0]
     multiply = simplex.backward if is_unobserved(probs) else simplex.simplex_backward
-    product: Tensor = multiply(as_rows(probs), as_rows(vector), EXPONENTS[alpha])
+    product: Tensor = multiply(as_rows(probs), as_rows(vector), exponent)
     return product.view(probs.shape)
 
 
-def traced(x: Tensor, alpha: float, mask: Tensor | None) -> Tensor:
-    """`solve_by_kernel` for graphs: an operator with a first derivative."""
-    from sparsum.kernels import simplex
+def gradients(probs: Tensor, alpha: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients with respect to the scores and to ``alpha`` (*batch, 1), without further derivatives."""
+    grad_x, grad_alpha = _multiply(probs, alpha, grad, with_alpha=True)
+    return grad_x, grad_alpha.view(alpha.shape).to(alpha.dtype)
 
-    probs: Tensor = simplex.simplex_forward(as_rows(x), None if mask is None else as_rows(mask, x.shape), EXPONENTS[alpha])
+
+def _multiply(probs: Tensor, alpha: float | Tensor, vector: Tensor, *, with_alpha: bool) -> tuple[Tensor, Tensor]:
+    from sparsum.kernels import entmax
+
+    rows, vectors, alphas = as_rows(probs), as_rows(vector), _alphas(alpha, probs)
+    if is_unobserved(probs):
+        product, grad_alphas = entmax.backward(rows, vectors, alphas, with_alpha=with_alpha)
+    else:
+        product, grad_alphas = entmax.entmax_backward(rows, vectors, alphas, with_alpha)
+    return product.view(probs.shape), grad_alphas
+
+
+def traced(x: Tensor, alpha: float | Tensor, mask: Tensor | None) -> Tensor:
+    """`solve_by_kernel` for graphs: an operator with a first derivative."""
+    from sparsum.kernels import entmax, simplex
+
+    rows, allowed = as_rows(x), None if mask is None else as_rows(mask, x.shape)
+    exponent = None if isinstance(alpha, Tensor) else _WHOLE_EXPONENTS.get(alpha)
+    probs: Tensor
+    if exponent is None:
+        probs = entmax.entmax_forward(rows, allowed, _alphas(alpha, x))
+    else:
+        probs = simplex.simplex_forward(rows, allowed, exponent)
     return probs.view(x.shape)
+
+
+def _alphas(alpha: float | Tensor, x: Tensor) -> Tensor:
+    """One alpha for each row of ``x``, or one for all, as the kernels read them."""
+    if isinstance(alpha, Tensor):
+        return alpha.reshape(-1) if alpha.numel() else alpha.new_ones(1)
+    return torch.full((1,), alpha, dtype=torch.float64, device=x.device)
 
 
 def as_rows(x: Tensor, shape: Sequence[int] | None = None) -> Tensor:

@@ -18,8 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsum.arguments import check_dense, check_floating
 from sparsum.simplex.arguments import apply_mask, can_look_at, check_scores, compute_dtype, rows_of_alpha
 from sparsum.simplex.entropy import entropy_slope, tsallis_entropy
+from sparsum.simplex.forward_mode import nestable
 from sparsum.simplex.mappings import entmax
 
 Alpha = float | Tensor
@@ -33,7 +35,8 @@ def sparsemax_loss(
 ) -> Tensor:
     """Fenchel-Young loss of `sparsemax`, the counterpart of cross-entropy for softmax.
 
-    The classes are always the last dimension of ``x``, unlike in `torch.nn.functional.cross_entropy`.
+    The classes are always the last dimension of ``x``, unlike in `torch.nn.functional.cross_entropy`. The loss is a mean,
+    unlike that of the function of this name in the `entmax` package, which is ``reduction="none"`` here.
 
     >>> x = torch.tensor([[2.0, 0.5, 0.0], [0.4, 0.0, 0.0]])
     >>> sparsemax_loss(x, torch.tensor([0, 0]), reduction="none")
@@ -54,8 +57,8 @@ def sparsemax_loss(
         A scalar, or a tensor of shape (*batch,) if ``reduction`` is "none".
 
     Raises:
-        TypeError: if ``x`` is not a floating-point tensor, ``target`` is a boolean or complex tensor, or ``mask`` is not a
-            boolean tensor.
+        TypeError: if ``x`` is not a dense tensor of floating-point numbers of 16 bits or more, ``target`` is a boolean,
+            complex, sparse, nested or quantized tensor, or ``mask`` is not a boolean tensor.
         ValueError: if the shape of ``target`` or ``mask`` does not match ``x``, if a class index is out of range, if a
             target is masked, or if ``reduction`` is unknown.
 
@@ -69,6 +72,8 @@ def entmax15_loss(
     x: Tensor, target: Tensor, *, mask: Tensor | None = None, reduction: str = "mean", ignore_index: int = -100
 ) -> Tensor:
     """Fenchel-Young loss of `entmax15`; arguments and errors as for `sparsemax_loss`.
+
+    In the `entmax` package, the function of this name is ``reduction="none"``.
 
     >>> entmax15_loss(torch.tensor([[3.0, 0.5, 0.0]]), torch.tensor([0]))
     tensor(0.)
@@ -86,6 +91,8 @@ def entmax_loss(
     ignore_index: int = -100,
 ) -> Tensor:
     """Fenchel-Young loss of `entmax`; for alpha = 1 this is the cross-entropy.
+
+    `entmax_bisect_loss` of the `entmax` package is ``reduction="none"``, and its alpha gets no gradient.
 
     >>> x, target = torch.tensor([[1.0, 0.0]]), torch.tensor([1])
     >>> entmax_loss(x, target, 1.0), torch.nn.functional.cross_entropy(x, target)
@@ -106,13 +113,13 @@ def entmax_loss(
         TypeError: as for `sparsemax_loss` and `entmax`.
         ValueError: as for `sparsemax_loss` and `entmax`.
     """
-    if reduction not in _REDUCTIONS:
-        raise ValueError(f"reduction must be one of {', '.join(_REDUCTIONS)}, got {reduction!r}")
+    check_reduction(reduction)
     check_scores(x)
     alpha = rows_of_alpha(alpha, x, x.ndim - 1)
     scores = (x if mask is None else apply_mask(x, mask)).to(compute_dtype(x))
     if not isinstance(target, Tensor):
         raise TypeError(f"target must be a torch.Tensor, got {type(target).__name__}")
+    check_dense("target", target)
     if target.is_floating_point():
         _check_probability_target(x, target)
         is_counted = torch.ones_like(x[..., 0], dtype=torch.bool)
@@ -126,6 +133,12 @@ def entmax_loss(
     loss = _conjugate(scores, alpha) - _gain(scores, target, alpha, is_counted)
     loss = loss - loss.detach().clamp_max(0.0)  # clamp rounding errors below 0 without blocking the gradient
     return _reduce(torch.where(is_counted, loss, 0.0), is_counted, reduction).to(x.dtype)
+
+
+def check_reduction(reduction: str) -> None:
+    """Raise unless ``reduction`` is one that the losses know."""
+    if reduction not in _REDUCTIONS:
+        raise ValueError(f"reduction must be one of {', '.join(_REDUCTIONS)}, got {reduction!r}")
 
 
 def _gain(scores: Tensor, target: Tensor, alpha: Alpha, is_counted: Tensor) -> Tensor:
@@ -189,6 +202,7 @@ class _Conjugate(torch.autograd.Function):
         return grad * probs, None, grad * entropy_slope(probs, rest[0]) if rest else None
 
     @staticmethod
+    @nestable
     def jvp(ctx: Any, scores_tangent: Tensor | None, _: Tensor | None, alpha_tangent: Tensor | None) -> Tensor:
         probs, *rest = ctx.saved_tensors
         result = torch.zeros_like(probs[..., 0])
@@ -200,6 +214,7 @@ class _Conjugate(torch.autograd.Function):
 
 
 def _check_probability_target(x: Tensor, target: Tensor) -> None:
+    check_floating("target", target)
     if target.shape != x.shape:
         raise ValueError(
             f"target of probabilities must have the shape of x, {tuple(x.shape)}, got {tuple(target.shape)}; "

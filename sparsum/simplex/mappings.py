@@ -7,10 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from sparsum.arguments import check_int
 from sparsum.simplex import autograd, dispatch
 from sparsum.simplex.arguments import (
     apply_mask,
-    check_count,
+    can_look_at,
     check_dim,
     check_mask,
     check_scores,
@@ -49,7 +50,8 @@ def sparsemax(
         x: scores, of any shape. Entries of -inf get probability 0; a row of only -inf returns zeros and has zero gradient.
             Entries of +inf share the mass of their row. A NaN makes its entire row NaN.
         dim: the dimension along which the probabilities sum to 1.
-        k: the maximum number of non-zero entries.
+        k: the maximum number of non-zero entries; from the size of ``x`` in ``dim`` on, it changes nothing. In the `entmax`
+            package, ``k`` is a hint that never changes the result: omit it when coming from there.
         mask: True where an entry is allowed, broadcastable to the shape of ``x``; all other entries get probability 0. This
             is the opposite of ``key_padding_mask``. A large negative score does not replace a mask: a row of only large
             negative scores maps to a uniform distribution. A fully masked row returns zeros.
@@ -62,10 +64,10 @@ def sparsemax(
         Probabilities with the shape and dtype of ``x``, computed in at least float32.
 
     Raises:
-        TypeError: if ``x`` or ``temperature`` does not have a floating-point dtype, ``mask`` is not a boolean tensor, or
-            ``k`` is not an int.
-        ValueError: if ``dim`` or ``k`` is out of range, if ``mask`` or ``temperature`` does not broadcast to ``x``, or if
-            ``temperature`` is not positive and finite.
+        TypeError: if ``x`` or ``temperature`` is not a dense tensor of floating-point numbers of 16 bits or more, ``mask``
+            is not a boolean tensor, or ``k`` is not an int.
+        ValueError: if ``dim`` is out of range, if ``k`` is less than 1, if ``mask`` or ``temperature`` does not broadcast to
+            ``x``, or if ``temperature`` is not positive and finite.
 
     References:
         - From softmax to sparsemax (Martins & Astudillo, 2016), Algorithm 1, https://arxiv.org/abs/1602.02068
@@ -76,9 +78,11 @@ def sparsemax(
         return _map_divided(lambda scores: sparsemax(scores, dim, k=k, mask=mask), x, dim, temperature)
     if k is None:
         return _map(x, 2.0, dim, mask)
+    check_int("k", k, least=1)
     check_scores(x)
     dim = check_dim(x, dim)
-    check_count(k, x.shape[dim], f"the size of x in dim {dim}")
+    if k >= x.shape[dim]:
+        return _map(x, 2.0, dim, mask)
     best = (x if mask is None else apply_mask(x, mask)).topk(k, dim=dim)
     probs = _map(best.values, 2.0, dim, None)
     rest = (0 * probs.detach().narrow(dim, 0, 1)).expand_as(x)  # NaN if the row contains a NaN, which topk puts first
@@ -104,7 +108,7 @@ def entmax15(x: Tensor, dim: int = -1, *, mask: Tensor | None = None, temperatur
         Probabilities with the shape and dtype of ``x``, computed in at least float32.
 
     Raises:
-        TypeError: if ``x`` or ``temperature`` does not have a floating-point dtype, or ``mask`` is not a boolean tensor.
+        TypeError: as for `sparsemax`.
         ValueError: if ``dim`` is out of range, if ``mask`` or ``temperature`` does not broadcast to ``x``, or if
             ``temperature`` is not positive and finite.
 
@@ -130,8 +134,8 @@ def entmax(
               + \frac{1}{\alpha (\alpha - 1)} \sum_i (p_i - p_i^\alpha) = [(\alpha - 1) x - \tau]_+^{1 / (\alpha - 1)}
 
     A tensor ``alpha`` receives a gradient, also at alpha = 1, so the sparsity of each row can be learned. For attention
-    scores of shape (batch, heads, queries, keys), pass one alpha per head with all dimensions, (1, heads, 1, 1), and keep it
-    above 1, e.g. as ``1 + torch.sigmoid(parameter)``.
+    scores of shape (batch, heads, queries, keys), pass one alpha per head as (heads, 1) or (1, heads, 1, 1), and keep it
+    above 1, as the module `Entmax` does with ``bounds``.
 
     >>> x = torch.tensor([[1.0, 0.8, 0.0], [1.0, 0.8, 0.0]])
     >>> entmax(x, torch.tensor([1.25, 2.0]))
@@ -141,15 +145,17 @@ def entmax(
     Args:
         x: scores, of any shape; infinities and NaN as for `sparsemax`.
         alpha: a number of at least 1, or a tensor of numbers of at least 1. A tensor must broadcast to the rows, i.e. to the
-            shape of ``x`` without ``dim``, or have all dimensions of ``x`` and size 1 in ``dim``. On a GPU and under
-            `torch.compile`, tensor values below 1 make their rows NaN instead of raising: checking them would need a
-            host-device synchronization.
+            shape of ``x`` without ``dim``, or have all dimensions of ``x`` and size 1 in ``dim``. In the `entmax`
+            package, alpha broadcasts to ``x`` itself: a tensor with fewer dimensions than ``x``, such as (heads, 1, 1),
+            needs all of them here. On a GPU and under `torch.compile`, tensor values below 1 make their rows NaN instead of
+            raising: checking them would need a host-device synchronization.
         dim: the dimension along which the probabilities sum to 1.
         mask: True where an entry is allowed, broadcastable to the shape of ``x``; all other entries get probability 0.
         temperature: map ``x / temperature``, as for `sparsemax`.
 
     Returns:
-        Probabilities with the shape and dtype of ``x``, computed in float64 unless alpha is the number 1.5 or 2.
+        Probabilities with the shape and dtype of ``x``, computed in at least float32, and on the CPU in float64 if alpha
+            exceeds 2.
 
     Raises:
         TypeError: if ``x``, ``alpha`` or ``temperature`` does not have a floating-point dtype, or ``mask`` is not a boolean
@@ -181,7 +187,7 @@ def _map_again(x: Tensor, alpha: float | Tensor, dim: int) -> Tensor | None:
     """Fast path without checks: the last dimension, no gradient, a known shape. Returns None if it does not apply."""
     if torch.compiler.is_compiling() or type(x) is not Tensor or type(dim) is not int or dim != -1 or not x.is_cuda:
         return None
-    if type(alpha) is not float or alpha not in dispatch.EXPONENTS or not autograd.is_plain(x, alpha):
+    if type(alpha) is not float or x.layout is not torch.strided or x.is_nested or not autograd.is_plain(x, alpha):
         return None
     return dispatch.again(x, alpha)
 
@@ -193,29 +199,39 @@ def _map_anew(x: Tensor, alpha: float | Tensor, dim: int, mask: Tensor | None) -
     if x.shape[dim] == 0:
         return x.clone()
     is_last = dim == x.ndim - 1
-    if isinstance(alpha, float) and solve.serves(x, alpha, mask):
+    if solve.serves(x, alpha, mask):
         return _map_by_kernels(x, alpha, dim, mask)
     scores = x if mask is None else apply_mask(x, mask)
     scores = scores if is_last else scores.movedim(dim, -1)
-    if isinstance(alpha, Tensor) or alpha not in (1.5, 2.0):
-        # Near the boundary of the support, a large alpha amplifies rounding errors in the scores to large errors in p, and
-        # the sum of a long row of torch.softmax in float32 deviates from 1 by more than torch.distributions accepts.
-        alpha = alpha.double() if isinstance(alpha, Tensor) else alpha
-        probs = autograd.apply(scores.double(), alpha).to(compute_dtype(x))
-    else:
-        dtype = compute_dtype(x)
-        probs = autograd.apply(scores if scores.dtype == dtype else scores.to(dtype), alpha)
+    dtype = compute_dtype(x) if _is_moderate(alpha) else torch.float64
+    alpha = alpha.to(dtype) if isinstance(alpha, Tensor) else alpha
+    probs = autograd.apply(scores if scores.dtype == dtype else scores.to(dtype), alpha)
     probs = probs if probs.dtype == x.dtype else round_to(probs, x.dtype)
     return probs if is_last else probs.movedim(-1, dim)
 
 
-def _map_by_kernels(x: Tensor, alpha: float, dim: int, mask: Tensor | None) -> Tensor:
+def _is_moderate(alpha: float | Tensor) -> bool:
+    """Whether derivatives in float32 are accurate, as far as is known without synchronization.
+
+    Near the boundary of the support, an alpha above 2 amplifies rounding errors in the probabilities to large errors in
+    their derivatives, and at alpha = 1 the sum of a long row of torch.softmax in float32 deviates from 1 by more than
+    torch.distributions accepts.
+    """
+    if isinstance(alpha, Tensor):
+        return can_look_at(alpha) and not bool((alpha > 2).any())
+    return 1 < alpha <= 2
+
+
+def _map_by_kernels(x: Tensor, alpha: float | Tensor, dim: int, mask: Tensor | None) -> Tensor:
     """Map with kernels, which read any strides, apply the mask while loading, and round to the dtype of ``x``."""
+    if isinstance(alpha, Tensor):
+        alpha = alpha.to(torch.promote_types(alpha.dtype, torch.float32))
     if mask is not None:
         check_mask(x, mask)
         mask = mask.reshape((1,) * (x.ndim - mask.ndim) + mask.shape)
     if dim == x.ndim - 1:
         return autograd.apply(x, alpha, mask)
     rows = dispatch.rows_along(x, dim, x.shape)
+    alpha = alpha.reshape(*rows.shape[:-1], 1) if isinstance(alpha, Tensor) else alpha
     probs = autograd.apply(rows, alpha, None if mask is None else dispatch.rows_along(mask, dim, x.shape))
     return probs.transpose(1, 2).reshape(x.shape)

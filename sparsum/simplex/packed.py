@@ -76,7 +76,7 @@ def _are_few(x: Tensor, alpha: float, _on_bad: OnBad) -> bool:
     from sparsum.kernels.segments import MOST_ROWS
 
     # Each row sums the lengths of all previous rows: with more rows, dense probabilities are faster.
-    return not is_transformed() and dispatch.has_kernel(x, alpha) and len(x) <= MOST_ROWS
+    return not is_transformed() and dispatch.has_kernel(x, alpha) and alpha in EXPONENTS and len(x) <= MOST_ROWS
 
 
 def _find_by_kernels(x: Tensor, alpha: float, on_bad: OnBad) -> tuple[Packed, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from sparsum import kernels
 from sparsum.simplex import dispatch
 from sparsum.simplex.any_alpha import solve_any_alpha
+from sparsum.simplex.arguments import has_values
 from sparsum.simplex.blocks import block_peaks, reads_in_blocks, solve_long
 from sparsum.simplex.dispatch import EXPONENTS
 from sparsum.simplex.thresholds import solve_short, solve_traceable
@@ -27,6 +29,7 @@ def solve(x: Tensor, alpha: float | Tensor, mask: Tensor | None) -> Tensor:
 
 def solve_plainly(x: Tensor, alpha: float | Tensor, *, traceable: bool = False) -> Tensor:
     """`solve` in plain torch; if ``traceable``, control flow does not depend on values, as a graph requires."""
+    traceable = traceable or not has_values(x)
     if x.ndim != 2:
         alpha = alpha.reshape(-1, 1) if isinstance(alpha, Tensor) else alpha
         return solve_plainly(x.reshape(-1, x.shape[-1]), alpha, traceable=traceable).view(x.shape)
@@ -50,19 +53,44 @@ def _solve_regular(
 ) -> Tensor:
     """Solve rows with a finite maximum."""
     if isinstance(alpha, Tensor):
-        # A GPU takes a fixed number of steps, as in a graph, to avoid host-device synchronizations.
+        if torch.compiler.is_compiling() and not torch.compiler.is_exporting() and rows.device.type == "cpu":
+            solved: Tensor = _solve_in_graph(rows - peak, alpha)
+            return solved
+        # A GPU takes a fixed number of steps, as in an exported program, to avoid host-device synchronizations.
         return solve_any_alpha(rows - peak, alpha, traceable=traceable or rows.is_cuda)
     if alpha == 1.0:
         return torch.softmax(rows, -1)
     exponent = EXPONENTS.get(alpha)
     if exponent is None:
-        return _solve_regular(rows, peak, torch.full_like(peak, alpha), None, traceable=traceable)
+        alphas = torch.full_like(peak, alpha, dtype=torch.float64)
+        return _solve_regular(rows, peak, alphas, None, traceable=traceable)
     if peaks is not None:
         found = solve_long(rows.contiguous(), peaks, exponent)
         if found is not None:
             packed, probs = found
             return rows.new_zeros(rows.numel()).index_copy_(0, packed.flat, probs).view(rows.shape)
     return (solve_traceable if traceable else solve_short)(rows - peak, exponent)
+
+
+@torch.library.custom_op("sparsum::solve_any_alpha", mutates_args=())
+def _solve_in_graph(shifted: Tensor, alpha: Tensor) -> Tensor:
+    """`solve_any_alpha` as one node of a compiled graph: faster to compile and to run than a fixed number of steps."""
+    return solve_any_alpha(shifted, alpha, traceable=False)
+
+
+@_solve_in_graph.register_fake
+def _(shifted: Tensor, _alpha: Tensor) -> Tensor:
+    return torch.empty_like(shifted, memory_format=torch.contiguous_format)
+
+
+@_solve_in_graph.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
+    """Rows are independent: the mapped dimension is one more batch dimension."""
+    moved = (
+        tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        for tensor, dim in zip(inputs, in_dims, strict=True)
+    )
+    return _solve_in_graph(*moved), 0
 
 
 def _solve_irregular(rows: Tensor, peak: Tensor) -> Tensor:

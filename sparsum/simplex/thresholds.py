@@ -26,8 +26,8 @@ from sparsum.segments import Segments
 
 # Rows up to this size compare all pairs of entries; longer rows use Newton steps.
 _PAIRWISE_SIZE = 32
-# Larger batches also use Newton steps, because the pairs would need too much memory.
-_PAIRWISE_NUMEL = 1 << 18
+# Larger batches also use Newton steps: with more pairs than this, for exponents 1 and 2, the pairs take longer.
+_PAIRS = {1: 1 << 20, 2: 1 << 17}
 # The initial threshold, below the row's maximum of 0. Any value in [-1, 0) works; this one saves steps on random scores.
 _FIRST_GUESS = -0.6
 # Both mappings need about ten steps; the cap only ends oscillations of a tie due to rounding.
@@ -37,8 +37,8 @@ _MAX_STEPS = 64
 def solve_short(shifted: Tensor, exponent: int) -> Tensor:
     """Probabilities of rows that are read in every step; ``shifted`` (*batch, n) has a maximum of 0."""
     z = shifted if exponent == 1 else shifted / exponent
-    if exponent == 1 and z.shape[-1] <= _PAIRWISE_SIZE and z.numel() <= _PAIRWISE_NUMEL:
-        return (z - threshold_by_pairs(z)).clamp_(0.0, 1.0)
+    if z.shape[-1] <= _PAIRWISE_SIZE and z.numel() * z.shape[-1] <= _PAIRS[exponent]:
+        return _power((z - threshold_by_pairs(z, exponent)).clamp_(0.0, 1.0), exponent)
     if z.is_cuda:
         distance = _refined((z - threshold_by_enough_steps(z, exponent)).relu_(), exponent)
     else:
@@ -49,8 +49,9 @@ def solve_short(shifted: Tensor, exponent: int) -> Tensor:
 def solve_traceable(shifted: Tensor, exponent: int) -> Tensor:
     """Like `solve_short`, with a sort instead of a data-dependent loop, so that it can be traced into a graph."""
     z = shifted if exponent == 1 else shifted / exponent
-    if exponent == 1 and z.shape[-1] <= _PAIRWISE_SIZE:
-        return (z - threshold_by_pairs(z)).clamp(0.0, 1.0)
+    # An exported program must not depend on whether n exceeds a limit: n may be dynamic.
+    if exponent == 1 and not torch.compiler.is_exporting() and z.shape[-1] <= _PAIRWISE_SIZE:
+        return (z - threshold_by_pairs(z, exponent)).clamp(0.0, 1.0)
     threshold = _threshold_by_sort(z, exponent)
     for _ in range(2):  # two steps restore the precision lost to cancellation in the cumulative sums
         threshold = threshold + _newton_step((z - threshold).relu(), exponent)
@@ -78,12 +79,17 @@ def threshold_of(shifted: Tensor, exponent: int) -> Tensor:
     return step_until_done(shifted if exponent == 1 else shifted / exponent, exponent)[1]
 
 
-def threshold_by_pairs(z: Tensor) -> Tensor:
-    r"""Threshold of short rows in a few operations: entry i is in the support iff :math:`\sum_j \max(z_j - z_i, 0) < 1`."""
+def threshold_by_pairs(z: Tensor, exponent: int) -> Tensor:
+    r"""Threshold of short rows: entry i is in the support iff :math:`\sum_j \max(z_j - z_i, 0)^e < 1`."""
     z = z.clamp_min(-2.0)  # the support lies above -1, and a finite floor avoids -inf in the differences
-    excess = (z.unsqueeze(-2) - z.unsqueeze(-1)).relu_().sum(-1)
+    excess = _power((z.unsqueeze(-2) - z.unsqueeze(-1)).relu_(), exponent).sum(-1)
     is_support = excess.lt_(1)  # in place: ones and zeros in floating point
-    return ((is_support * z).sum(-1, keepdim=True) - 1) / is_support.sum(-1, keepdim=True)
+    size, total = is_support.sum(-1, keepdim=True), (is_support * z).sum(-1, keepdim=True)
+    if exponent == 1:
+        return (total - 1) / size
+    mean = total / size
+    spread = ((z - mean).square_() * is_support).sum(-1, keepdim=True)
+    return mean - ((1 - spread) / size).clamp_min_(0.0).sqrt_()
 
 
 def step_until_done(z: Tensor, exponent: int) -> tuple[Tensor, Tensor]:

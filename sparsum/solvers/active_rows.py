@@ -221,7 +221,7 @@ class ActiveRows:
             self._drop(index, slot)
             index, slot = self._cut(index)
         if len(cut):
-            self.mean[cut] = self.origin[cut] + kkt.multiply_transposed(self.vectors[cut], self.target[cut])
+            self.mean[cut] = self.origin[cut] + kkt.multiply_transposed_rows(self.vectors, self.target, cut)
 
     def _cut(
         self,

@@ -118,7 +118,7 @@ class ActiveSet(AbstractSolver):
         linear = linear.masked_fill(is_forbidden, 0.0)
         with torch.no_grad():
             rows = bound.with_flat(flat.detach())
-            problem = Quadratic(structure, rows.scores, linear.detach(), weight, is_forbidden)
+            problem = Quadratic(structure, rows.scores, linear.detach(), weight, is_forbidden, given=bound.flat.detach())
             found = self.find(problem, rows)
         atoms, probs, segments = found.packed(linear, bound.dtype)
         solution = Solution(atoms, probs, segments, found.is_solved, found.padded.steps, found.gap, self.most_steps(flat))
@@ -226,19 +226,28 @@ def _best_atoms(problem: Quadratic, rows: BoundScores) -> tuple[Quadratic, Tenso
         allows_nothing = ((problem.vectors(best) != 0) & problem.is_forbidden).any(-1)
         if bool(allows_nothing.any()):
             rows.raise_bad(allows_nothing)
-    if problem.is_wide:
+    if problem.is_wide and rows.structure.group_sizes is not None:
         problem = _relative_to_best(problem, rows, best)
     scale = scale_of(problem, best)
-    return problem if scale is None else problem.scaled(scale), best
+    if scale is not None:
+        problem = problem.scaled(scale)
+        problem = dataclasses.replace(problem, is_wide=bool((problem.linear.abs() > _MODERATE).any()))
+    return problem, best
 
 
 def _relative_to_best(problem: Quadratic, rows: BoundScores, best: Tensor) -> Quadratic:
-    """Subtract the scores of the best assignment, with which the others compete, in rows with large scores."""
-    linear = relative_to(problem.linear, problem.vectors(best), rows)
+    """Subtract the scores of the best assignment, with which the others compete, in rows with large scores.
+
+    Directly from those that are given: each difference is then rounded once.
+    """
+    linear = problem.linear
+    if problem.given is not None:
+        linear, _ = problem.structure.quadratic(problem.given.double())
+    linear = relative_to(linear, problem.vectors(best), rows)
     if problem.is_forbidden is not None:
         linear = linear.masked_fill(problem.is_forbidden, 0.0)
     is_wide = (problem.linear.abs() > _MODERATE).any(-1, keepdim=True)
-    return dataclasses.replace(problem, linear=torch.where(is_wide, linear, problem.linear))
+    return dataclasses.replace(problem, linear=torch.where(is_wide, linear, problem.linear), given=None)
 
 
 def _unpacked(start: tuple[Tensor, Tensor], n_rows: int) -> Tensor:

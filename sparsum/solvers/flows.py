@@ -33,7 +33,7 @@ _RIDGE, _LEAST_RIDGE = 1e-4, 1e-13
 #: Values further below the best of their position do not count for the start.
 _FAR = 100.0
 #: A step is short enough if the slope at its end is at most this fraction of that at its start.
-_OVERSHOOT, _MAX_CUTS = 0.3, 12
+_OVERSHOOT, _MAX_CUTS = 0.7, 12
 
 
 def flow_mean(

@@ -22,6 +22,8 @@ from torch import Tensor
 
 #: A pivot below this fraction of its diagonal entry counts as 0: the atom depends on those before it.
 _DEPENDENT = 1e-10
+#: From this number of entries on, it takes longer to copy a matrix than to start another product.
+_LARGE = 2**20
 
 
 def multiply(
@@ -38,6 +40,17 @@ def multiply_transposed(
 ) -> Tensor:
     """Matrix-vector product with the transpose per row: (n_rows, n_columns)."""
     return torch.bmm(x.unsqueeze(1), matrix).squeeze(1)
+
+
+def multiply_transposed_rows(
+    matrix: Tensor,  # shape: (n_rows, n_slots, n_columns)
+    x: Tensor,  # shape: (n_rows, n_slots)
+    index: Tensor,  # shape: (n,), rows
+) -> Tensor:
+    """`multiply_transposed` for some rows: (n, n_columns). Large matrices are not copied, but processed one by one."""
+    if matrix.is_cuda or not len(index) or matrix[0].numel() < _LARGE:
+        return multiply_transposed(matrix[index], x[index])
+    return torch.stack([torch.mv(matrix[row].mT, x[row]) for row in index.tolist()])
 
 
 def gap(

@@ -18,7 +18,7 @@ from sparsum.structures.scores import flatten, unflatten
 #: Larger scores have larger rounding errors.
 _MODERATE = 256
 #: The size of the sample from which the method is chosen, and the number of steps that are few.
-_SAMPLE, FEW_STEPS = 3, 16
+_SAMPLE, FEW_STEPS = 2, 12
 
 
 @dataclass(frozen=True)

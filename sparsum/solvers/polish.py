@@ -153,7 +153,10 @@ class _Certificate(NamedTuple):
         size = (residual * best).abs().sum(-1) + (residual * face.origin).abs().sum(-1)
         noise = _EPS * mean.shape[-1] * size
         limit = (GRID * (best - mean).abs().sum(-1) + noise).clamp_min(tolerance)
-        is_solved = (gap <= limit) & (noise <= max(tolerance, _MOST_NOISE))
+        is_sharp = noise <= max(tolerance, _MOST_NOISE)
+        if problem.is_wide:
+            is_sharp = is_sharp | _is_alone(problem, best, mean, residual, noise)
+        is_solved = (gap <= limit) & is_sharp
         return cls((gap + noise) * problem.scale.squeeze(-1).square(), is_solved)
 
     @classmethod
@@ -165,3 +168,19 @@ class _Certificate(NamedTuple):
         distance = (best - mean).abs().sum(-1)
         is_solved = (gap <= (GRID * distance).clamp_min(tolerance)) & (noise <= _MOST_NOISE_OF_PARTS)
         return cls(gap + noise * distance, is_solved)
+
+
+def _is_alone(
+    problem: Quadratic,
+    best: Tensor,  # shape: (n_rows, n_parts)
+    mean: Tensor,  # shape: (n_rows, n_parts)
+    residual: Tensor,  # shape: (n_rows, n_parts)
+    noise: Tensor,  # shape: (n_rows,)
+) -> Tensor:
+    """Whether the mean is the best vector, and all others are worse by more than rounding errors: (n_rows,)."""
+    is_alone = (best == mean).all(-1)
+    second = problem.second(residual)
+    if second is None:
+        return torch.zeros_like(is_alone)
+    difference = (best - problem.vectors(second)) * residual
+    return is_alone & (difference.sum(-1) > 4 * noise)

@@ -36,6 +36,7 @@ class Quadratic:
     is_forbidden: Tensor | None  # shape: (n_rows, n_parts), or None if no part is forbidden
     scale: Tensor | None = None  # shape: (n_rows, 1), or None if the vectors are 0/1
     is_wide: bool = False  # whether scores may be so large that their sums are not exact
+    given: Tensor | None = None  # shape: (n_rows, n_parts), the scores from which b was made, if those were shifted
 
     def select(self, index: Tensor) -> Quadratic:
         """The problem for some of its rows."""
@@ -45,6 +46,7 @@ class Quadratic:
             linear=self.linear[index],
             is_forbidden=None if self.is_forbidden is None else self.is_forbidden[index],
             scale=None if self.scale is None else self.scale[index],
+            given=None if self.given is None else self.given[index],
         )
 
     def scaled(
@@ -59,9 +61,23 @@ class Quadratic:
         flat: Tensor,  # shape: (n_rows, n_parts)
     ) -> Tensor:
         """The atom with the best score of each row: (n_rows, *event_shape)."""
+        return self.structure.argmax(self._allowed(flat))
+
+    def second(
+        self,
+        flat: Tensor,  # shape: (n_rows, n_parts)
+    ) -> Tensor | None:
+        """The atom with the second best score, or None if there is none, or if the structure has no search of its own."""
+        if type(self.structure).topk is AbstractStructure.topk:
+            return None
+        found = self.structure.topk(self._allowed(flat), 2)
+        return found[:, 1] if found.shape[1] == 2 else None
+
+    def _allowed(self, flat: Tensor) -> Scores:
+        """Flat rows in the form of scores, with -inf for forbidden parts."""
         if self.is_forbidden is not None:
             flat = flat.masked_fill(self.is_forbidden, -torch.inf)
-        return self.structure.argmax(unflatten(flat, like=self.form))
+        return unflatten(flat, like=self.form)
 
     def vectors(
         self,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparsum.structures import AbstractStructure, BoundScores
+from sparsum.structures import AbstractStructure, BitCounts, BoundScores
 
 #: Residuals are rounded to multiples of this before they are passed to the oracle. Sums of these multiples are exact, so
 #: that ties remain ties, and rounding errors do not decide between atoms.
@@ -28,8 +28,7 @@ def centred(bound: BoundScores) -> Tensor:
     """The scores in float64, less what all assignments of a row have in common: (n_rows, n_parts), differentiable.
 
     With exactly one part of each group, this is the largest score of each group: a large score in one group then does not
-    absorb those of another. With a given number of bits it is the score of the last bit that the best assignment has, if
-    the best bit is far above it, and else the largest score, as for all assignments of a fixed size.
+    absorb those of another. For other assignments of a fixed size it is the largest score, for bits see `_level`.
     """
     structure, flat = bound.structure, bound.flat.double()
     if not flat.numel():
@@ -39,15 +38,31 @@ def centred(bound: BoundScores) -> Tensor:
         if sizes is not None:
             pieces = flat.detach().split([tensor[0].numel() for tensor in bound.tensors], -1)
             peak = torch.cat([_peaks(piece, size) for piece, size in zip(pieces, sizes, strict=True)], -1)
+        elif counts is not None and not counts.is_free(flat.shape[-1]):
+            peak = _level(flat.detach(), counts)
         elif structure.is_fixed_size:
             peak = flat.detach().amax(-1, keepdim=True)
-            if counts is not None and counts.most:
-                last = flat.detach().topk(counts.most, -1).values[:, -1:]
-                peak = torch.where(peak - last > WIDE, last, peak)
         else:
             return flat
         peak = torch.where(peak.isfinite(), peak, 0.0)
     return flat - peak
+
+
+def _level(
+    flat: Tensor,  # shape: (n_rows, n)
+    counts: BitCounts,
+) -> Tensor:
+    """What can be subtracted from the scores of a limited number of bits: (n_rows, 1).
+
+    With an exact number of bits, any number: the largest score, or that of the last of the best bits if it is far below.
+    Otherwise the number of bits must still be at its limit, which holds as long as the best bit beyond has a score above 1.
+    """
+    if counts.is_exact:
+        peak = flat.amax(-1, keepdim=True)
+        last = flat.topk(counts.most, -1).values[:, -1:] if counts.most else peak
+        return torch.where(peak - last > WIDE, last, peak)
+    beyond = flat.topk(counts.most + 1, -1).values[:, -1:] - 4
+    return torch.where(beyond > WIDE, beyond, 0.0)
 
 
 def _peaks(
@@ -64,10 +79,9 @@ def relative_to(
     vectors: Tensor,  # shape: (n_rows, n_parts), 0/1, of an assignment of each row
     rows: BoundScores,
 ) -> Tensor:
-    """The scores, less that of the assignment's part in each group, if the structure has groups: (n_rows, n_parts)."""
+    """The scores, less that of the assignment's part in each group, which the structure must have: (n_rows, n_parts)."""
     sizes = rows.structure.group_sizes
-    if sizes is None:
-        return flat
+    assert sizes is not None
     widths = [tensor[0].numel() for tensor in rows.tensors]
     used = torch.where((vectors != 0) & flat.isfinite(), flat.detach(), 0.0).split(widths, -1)
     return flat - torch.cat([_totals(piece, size) for piece, size in zip(used, sizes, strict=True)], -1)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsum.arguments import check_floating
 from sparsum.segments import Segments
 from sparsum.structures.declarations import BitCounts, Potentials, adjoint, reset_stale
 from sparsum.structures.lawler import kbest
@@ -62,7 +63,8 @@ class AbstractStructure(ABC):
     - `log_count`: enables divergences to `sparsum.UniformOver`, and the estimators that enumerate all assignments.
     - `is_fixed_size`: all vectors are 0/1 with the same number of ones. The k-best search then only branches on the parts
       that an assignment uses: with 1,600 parts of which 40 are used, this takes 40 times fewer calls of `argmax`.
-      `group_size` is stricter: exactly one part of each group of consecutive parts is used.
+      `group_size`, or `group_sizes` for scores of several tensors, is stricter: exactly one part of each group of
+      consecutive parts is used. SparseMAP then stays accurate if scores of different groups differ by a lot.
     - `potentials`, for assignments that are a chain of choices, each depending at most on the previous one: enables
       `sparsum.Gibbs`, all sampling estimators and all bounds. Define `choices_to_atoms` and `atoms_to_choices` if an atom is
       not the tensor of its choices, and `has_free_choices` if the choices are independent, which enables relaxations.
@@ -177,8 +179,7 @@ class AbstractStructure(ABC):
         """Raise a TypeError or ValueError unless the dtype and shape of the scores match the structure."""
         if not isinstance(scores, Tensor):
             raise TypeError(f"scores for {self!r} must be a torch.Tensor, got {type(scores).__name__}")
-        if not scores.is_floating_point():
-            raise TypeError(f"scores must have a floating-point dtype, got {scores.dtype}; call scores.float() first")
+        check_floating("scores", scores)
         if scores.ndim < self.score_ndim:
             raise ValueError(
                 f"scores for {self!r} must have at least {self.score_ndim} dimension(s), got {tuple(scores.shape)}"

@@ -135,7 +135,7 @@ class Sequence(AbstractSized):
         return structure, BoundScores(structure, tensors, bound.batch_shape)
 
     def _best(self, rows: Scores) -> Tensor:
-        return self._viterbi(rows, 1)[:, 0] if self.has_transitions else rows.argmax(-1)
+        return _best_path(*(tensor.double() for tensor in rows)) if self.has_transitions else rows.argmax(-1)
 
     def _best_k(self, bound: BoundScores, k: int) -> Tensor:
         return self._viterbi(bound.scores, k)
@@ -287,6 +287,23 @@ class Sequence(AbstractSized):
         """The positions of each atom's transitions in the flattened scores: (n_atoms, length - 1)."""
         position = row.unsqueeze(-1) * (self.length - 1) + torch.arange(self.length - 1, device=atoms.device)
         return (position * self.n_tags + atoms[:, :-1]) * self.n_tags + atoms[:, 1:]
+
+
+def _best_path(
+    unary: Tensor,  # shape: (n_rows, length, n_tags)
+    transition: Tensor,  # shape: (n_rows, length - 1, n_tags, n_tags)
+) -> Tensor:
+    """The best path, by the Viterbi algorithm with as few operations as possible for each position: (n_rows, length)."""
+    first, *others = unary.unbind(1)
+    best, pointers = first, []
+    for score, step in zip(others, transition.unbind(1), strict=True):
+        value, way = (best.unsqueeze(-1) + step).max(1)
+        best = value + score
+        pointers.append(way)
+    tags = [best.argmax(1, keepdim=True)]
+    while pointers:
+        tags.append(pointers.pop().gather(1, tags[-1]))
+    return torch.cat(tags[::-1], 1)
 
 
 def _first_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from sparsum.inference import sparsemap, topk_sparsemax
 from sparsum.simplex import sparsemax
 from sparsum.solvers import AbstractSolver
 from sparsum.structures import AbstractStructure, BoundScores, Scores
-from sparsum.structures.scores import flatten, unflatten
+from sparsum.structures.scores import as_tuple, flatten, unflatten
 from sparsum.testing.gibbs import check_gibbs
 from sparsum.testing.report import Report, index_of, shown
 
@@ -176,9 +176,12 @@ def _check_declared(report: Report, case: _Case) -> None:
         is_right = is_binary & (vectors.sum(-1) == vectors[0].sum())
         message = f"vectors are not 0/1 with {vectors[0].sum():g} ones for the atoms {shown(atoms[~is_right])}"
         report.check("is_fixed_size", bool(is_right.all()), message)
-    if structure.group_size is not None:
-        is_right = is_binary & (vectors.unflatten(-1, (-1, structure.group_size)).sum(-1) == 1).all(-1)
-        message = f"not exactly one part of each group of {structure.group_size} for the atoms {shown(atoms[~is_right])}"
+    if structure.group_sizes is not None:
+        tensors, sizes = as_tuple(structure.vectors(atoms)), structure.group_sizes
+        groups = [tensor.flatten(1).unflatten(-1, (-1, size)) for tensor, size in zip(tensors, sizes, strict=True)]
+        is_right = is_binary & torch.stack([(group.sum(-1) == 1).all(-1) for group in groups]).all(0)
+        of = " or ".join(map(str, sizes))
+        message = f"not exactly one part of each group of {of} for the atoms {shown(atoms[~is_right])}"
         report.check("group_size", bool(is_right.all()), message)
     is_member = structure.contains(atoms)
     report.check("contains", bool(is_member.all()), f"contains returns False for the assignments {shown(atoms[~is_member])}")

@@ -22,6 +22,8 @@ Function = Callable[[Tensor], Tensor]
 FUNCTIONS: dict[str, Function] = {
     "sparsemax": sp.sparsemax,
     "entmax15": sp.entmax15,
+    "entmax": lambda x: sp.entmax(x, 1.3),
+    "entmax of rows": lambda x: sp.entmax(x, 1.2 + x.sigmoid().mean(-1)),
     "one of n": lambda x: sp.sparsemap(x, sp.OneOf(5)).expect(lambda z, row: (z + 1.0) * (row + 1.0)),
     "bits": lambda x: sp.sparsemap(x, sp.Bits(5)).entropy(),
     "budget": lambda x: sp.sparsemap(x, sp.Budget(5, 2)).entropy(),

@@ -79,10 +79,27 @@ def rows_to_map() -> Inputs:
         yield normal(2, 5000), alpha, None
         yield normal(6).expand(3, -1), alpha, None
 
+    yield normal(2, 300), 4 / 3, None
+    for alpha in (1.3, 2.5):
+        for dtype in (torch.float32, torch.float64):
+            yield odd_rows(9, dtype), alpha, None
+    yield normal(7, 40, dtype=torch.float64), alphas_of(7), None
+    yield normal(7, 40), alphas_of(7).float(), normal(1, 40) < 0.8
+
+
+def alphas_of(n_rows: int) -> Tensor:
+    return torch.linspace(1, 2.2, n_rows, dtype=torch.float64, device=DEVICE).unsqueeze(-1)
+
 
 def products() -> Inputs:
     for x, alpha, mask in rows_to_map():
         yield kernels.OPERATIONS["entmax"].twin(x, alpha, mask), alpha, normal(*x.shape, seed=1, dtype=x.dtype)
+
+
+def gradients() -> Inputs:
+    for x, alpha, grad in products():
+        if isinstance(alpha, Tensor):
+            yield x, alpha, grad
 
 
 def rows_to_pack() -> Inputs:
@@ -155,6 +172,7 @@ INPUTS: dict[str, Callable[[], Inputs]] = {
     "segment_sum": rows_to_sum,
     "entmax": rows_to_map,
     "entmax_jacobian": products,
+    "entmax_gradients": gradients,
     "packed_entmax": rows_to_pack,
     "packed_entmax_backward": packed_gradients,
     "best_bits": scores_of_best_bits,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
 
 import sparsum as sp
@@ -110,6 +111,46 @@ def test_function_transforms(function: Callable[[Tensor], Tensor]) -> None:
     torch.testing.assert_close(torch.func.hessian(energy)(x), torch.func.jacrev(torch.func.jacrev(energy))(x))
 
 
+def nested_jvp(
+    function: Callable[..., Tensor], inputs: tuple[Tensor, ...], tangents: tuple[Tensor, ...], order: int
+) -> Tensor:
+    """The derivative of the given order along the tangents, in forward mode alone."""
+    if order == 0:
+        return function(*inputs)
+    result: Tensor = torch.func.jvp(lambda *z: nested_jvp(function, z, tangents, order - 1), inputs, tangents)[1]
+    return result
+
+
+@pytest.mark.parametrize("moving", ["x", "alpha", "both"])
+@pytest.mark.parametrize("function", [sp.entmax, lambda x, alpha: sp.entmax_loss(x, target(), alpha, reduction="none")])
+@pytest.mark.parametrize("low", [1.0001, 1.3, 1.85])
+def test_nested_forward_mode_with_a_tensor_alpha(function: Callable[..., Tensor], moving: str, low: float) -> None:
+    """Each order is the finite difference of the order below, which torch would compute without the outer tangents."""
+    inputs = scores(3, 7), low + torch.tensor([0.0, 0.1, 0.2], dtype=torch.float64)
+    tangents = scores(3, 7, seed=1) * (moving != "alpha"), scores(3, seed=2) * (moving != "x")
+    step = 1e-5
+
+    def moved(by: float) -> tuple[Tensor, ...]:
+        return tuple(value + by * tangent for value, tangent in zip(inputs, tangents, strict=True))
+
+    for order in (1, 2, 3):
+        ends = [nested_jvp(function, moved(by), tangents, order - 1) for by in (step, -step)]
+        derivative = nested_jvp(function, inputs, tangents, order)
+        torch.testing.assert_close(derivative, (ends[0] - ends[1]) / (2 * step), atol=1e-5, rtol=1e-5)
+
+
+@every_function
+def test_nested_forward_mode(function: Callable[[Tensor], Tensor]) -> None:
+    """The Hessian in forward mode alone is that in reverse mode alone."""
+
+    def energy(x: Tensor) -> Tensor:
+        return function(x).square().sum()
+
+    x = scores(3, 7)
+    hessian = torch.func.jacrev(torch.func.jacrev(energy))(x)
+    torch.testing.assert_close(torch.func.jacfwd(torch.func.jacfwd(energy))(x), hessian)
+
+
 def test_vmap_over_alpha_and_long_rows() -> None:
     x, alpha = scores(4, 7), 1 + torch.rand(4, generator=torch.Generator().manual_seed(0)).double()
     torch.testing.assert_close(torch.func.vmap(sp.entmax)(x, alpha), sp.entmax(x, alpha))
@@ -183,3 +224,93 @@ def test_exported_with_a_dynamic_batch() -> None:
     program = torch.export.export(sp.Sparsemax(), (scores(3, 50),), dynamic_shapes=({0: torch.export.Dim("batch")},))
     x = scores(11, 50)
     torch.testing.assert_close(program.module()(x), sp.sparsemax(x))
+
+
+every_mapping_and_loss = pytest.mark.parametrize(
+    "function",
+    [
+        sp.sparsemax,
+        sp.entmax15,
+        lambda x: sp.entmax(x, 1.3),
+        lambda x: sp.entmax(x, torch.tensor([1.1, 1.7, 2.5], dtype=torch.float64)),
+        lambda x: sp.sparsemax_loss(x, target()),
+        lambda x: sp.entmax_loss(x, target(), 1.3),
+    ],
+    ids=["sparsemax", "entmax15", "entmax", "entmax-rows", "sparsemax-loss", "entmax-loss"],
+)
+
+
+@every_mapping_and_loss
+def test_compiled_once_for_rows_of_any_length(function: Callable[[Tensor], Tensor]) -> None:
+    """Attention over sentences: after the first lengths, one graph serves all others."""
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    for n in (5, 40, 50):
+        compiled(scores(3, n))
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for n in (33, 64, 129, 300):
+            torch.testing.assert_close(compiled(scores(3, n)), function(scores(3, n)))
+
+
+@pytest.mark.parametrize(
+    ("function", "strict"),
+    [
+        (sp.sparsemax, False),
+        (sp.entmax15, True),
+        (lambda x: sp.entmax(x, 1.3), False),
+        (lambda x: sp.sparsemax_loss(x, target()), True),
+        (lambda x: sp.entmax_loss(x, target(), torch.tensor([1.1, 1.7, 2.5], dtype=torch.float64)), False),
+    ],
+    ids=["sparsemax", "entmax15", "entmax", "sparsemax-loss", "entmax-loss-rows"],
+)
+def test_exported_with_rows_of_any_length(function: Callable[[Tensor], Tensor], strict: bool) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(x)
+
+    sizes = {1: torch.export.Dim("n", min=4, max=10_000)}
+    program = torch.export.export(Model(), (scores(3, 50),), dynamic_shapes=(sizes,), strict=strict)
+    for n in (4, 31, 32, 33, 500):
+        torch.testing.assert_close(program.module()(scores(3, n)), function(scores(3, n)))
+
+
+@every_mapping_and_loss
+@pytest.mark.parametrize("n", [7, 50, 9000])
+def test_without_values(function: Callable[[Tensor], Tensor], n: int) -> None:
+    """Under FakeTensorMode, shapes and dtypes are computed, forward and backward."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x = torch.empty(3, n, dtype=torch.float64, requires_grad=True)
+        y = function(x)
+        (grad,) = torch.autograd.grad(y.sum(), x)
+        assert isinstance(y, FakeTensor)
+        assert isinstance(grad, FakeTensor)
+        assert (y.dtype, grad.shape) == (torch.float64, x.shape)
+
+
+@pytest.mark.parametrize("mapping", [sp.sparsemax, sp.entmax15, lambda x: sp.entmax(x, 1.3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_the_meta_device(mapping: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+    for n in (7, 50, 9000):
+        x = torch.empty(3, n, dtype=dtype, device="meta", requires_grad=True)
+        y = mapping(x)
+        (grad,) = torch.autograd.grad(y.sum(), x)
+        assert y.is_meta
+        assert y.dtype == dtype
+        assert grad.shape == y.shape == x.shape
+
+
+@pytest.mark.parametrize("value", [1.3, 2.0])
+def test_third_derivatives_in_alpha(value: float) -> None:
+    """Also at 2, where the weights of the Jacobian have the exponent 0."""
+    x, weight = scores(7), scores(7, seed=1)
+
+    def second(alpha: Tensor) -> Tensor:
+        def loss(scores: Tensor, alpha: Tensor) -> Tensor:
+            return (sp.entmax(scores, alpha) * weight).sum()
+
+        found: Tensor = torch.func.grad(lambda alpha: torch.func.grad(loss)(x, alpha).square().sum())(alpha)
+        return found
+
+    alpha, step = torch.tensor(value, dtype=torch.float64), 1e-5
+    numeric = (second(alpha + step) - second(alpha - step)) / (2 * step)
+    torch.testing.assert_close(torch.func.grad(second)(alpha), numeric, rtol=1e-4, atol=1e-6)

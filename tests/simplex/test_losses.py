@@ -252,3 +252,10 @@ def test_a_target_that_is_masked_out_where_one_may_not_look() -> None:
         (gradient,) = torch.autograd.grad(each.sum(), x)
         assert gradient.isfinite().all()
         assert not gradient[:, 2].any()
+
+
+@pytest.mark.parametrize("loss", [sp.SparsemaxLoss, sp.Entmax15Loss, lambda **options: sp.EntmaxLoss(1.3, **options)])
+def test_modules_check_the_reduction_when_they_are_made(loss: Callable[..., object]) -> None:
+    """The name that the entmax package has for the mean, for one, is not silently something else."""
+    with pytest.raises(ValueError, match=r"reduction must be one of none, mean, sum, got 'elementwise_mean'"):
+        loss(reduction="elementwise_mean")

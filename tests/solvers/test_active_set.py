@@ -496,6 +496,15 @@ def test_the_reduced_inverse_is_a_block_of_the_bordered_one() -> None:
         torch.testing.assert_close(tangent.solve(gradient)[row], dense @ gradient[row])
 
 
+@pytest.mark.parametrize("n_columns", [3, 2**11])
+def test_products_of_some_rows(n_columns: int) -> None:
+    """Large matrices are processed one by one."""
+    matrix, x, index = normal(4, 2**10, n_columns), normal(4, 2**10, seed=1), torch.tensor([3, 0, 1])
+    found = kkt.multiply_transposed_rows(matrix, x, index)
+    torch.testing.assert_close(found, torch.einsum("rsc,rs->rc", matrix[index], x[index]))
+    assert kkt.multiply_transposed_rows(matrix, x, index[:0]).shape == (0, n_columns)
+
+
 def test_independent_atoms() -> None:
     points = torch.tensor([[[0.0, 0.0], [1.0, 0.0], [0.5, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]], dtype=torch.float64)
     is_active = torch.tensor([[True, True, True, True, True, True]])

@@ -43,7 +43,7 @@ def check(name: str, kind: str, n: int, n_exact: int) -> None:
     most = 1.7e-8 if "points" in name else 1.2e-9
     assert 0 <= found.gap <= most
     assert found.distance <= (2 * most) ** 0.5
-    assert found.n_named < n
+    assert found.n_named <= n // 2
     if kind in ALWAYS:
         assert not found.n_named
         # Others have features below the tolerance.
@@ -125,13 +125,14 @@ def test_a_large_score_does_not_swamp_other_bits(
 
 
 def test_scores_that_compete_and_are_too_large_are_named() -> None:
-    scores = torch.tensor([[[1e16, 0.0], [1e16, 0.0]], [[1.0, 0.0], [1.0, 0.0]]], dtype=torch.float64)
-    scores[0, 0, 0] += 2  # the next number: its differences are not those of the residuals
+    # The first two vectors differ in two parts, whose scores nearly cancel.
+    points = torch.tensor([[1.0, -1.0], [0.5, -0.5], [-3.0, 1.0]], dtype=torch.float64)
+    scores = torch.tensor([[1e16 + 2, 1e16], [1.0, 0.0]], dtype=torch.float64)
     with pytest.raises(NotConverged, match="scale down") as caught:
-        sp.sparsemap(scores, sp.Enumerated(torch.randn(6, 2, 2, generator=torch.Generator().manual_seed(0))))
+        sp.sparsemap(scores, sp.Enumerated(points))
     assert caught.value.rows == [0]
-    kept = sp.sparsemap(scores, sp.Enumerated(torch.eye(4).reshape(4, 2, 2)), solver=ActiveSet(strict=False))
-    assert bool(kept.is_exact.all())
+    kept = sp.sparsemap(scores, sp.Enumerated(points), solver=ActiveSet(strict=False))
+    assert kept.is_exact.tolist() == [False, True]
 
 
 @pytest.mark.parametrize("size", [1e-100, 1e-12, 1e-5, 1e6, 1e100])

@@ -155,6 +155,7 @@ def test_a_fixed_size_needs_fewer_calls_of_argmax() -> None:
     [
         ({"is_fixed_size": True}, r"is_fixed_size: vectors are not 0/1 with \d ones for the atoms \[\["),
         ({"group_size": property(lambda self: 3)}, r"group_size: not exactly one part of each group of 3 for the atoms"),
+        ({"group_sizes": property(lambda self: (3,))}, r"group_size: not exactly one part of each group of 3 for the atoms"),
         ({"contains": lambda self, atoms: atoms.sum(-1) == 0}, r"contains returns False for the assignments \[\["),
         (
             {"bit_counts": lambda self: sp.structures.BitCounts(0)},

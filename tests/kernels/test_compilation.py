@@ -1,0 +1,41 @@
+"""Kernels are compiled for a GPU that need not be there: the interpreter accepts code that the compiler does not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+# Compiled in a process of its own, because kernels are interpreted in this one.
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from sparsum.kernels import any_alpha, simplex_groups, simplex_tile
+
+def compile(kernel, **constants):
+    def type_of(name):
+        return "*fp64" if name == "alphas" else "*i32" if name == "ids" else "*fp32" if name in POINTERS else "i32"
+    signature = {name: "constexpr" if name in constants else type_of(name) for name in kernel.arg_names}
+    triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+
+POINTERS = {"x", "mask", "y", "probs", "grad", "out", "alpha_out", "peaks"}
+row = dict(HAS_MASK=True, IS_HALF=False, TOLERANCE=1e-6, IS_DOUBLE=False)
+compile(any_alpha.any_tile_forward, EPS=1e-7, LANES=128, WIDTH=4, ROWS=1, BLOCK=1024, **row)
+compile(any_alpha.any_loop_forward, EPS=1e-7, BLOCK=1024, **row)
+compile(any_alpha.any_backward, WITH_ALPHA=True, BLOCK=1024, IS_DOUBLE=False)
+compile(simplex_tile.tile_forward, EXPONENT=3, LANES=128, WIDTH=4, ROWS=1, BLOCK=1024, **row)
+compile(simplex_tile.tile_backward, EXPONENT=3, ROWS=1, BLOCK=1024, IS_DOUBLE=False)
+groups = dict(IN_REGISTERS=False, GROUP=32, CHUNK=32, BATCH=16, GROUPS=128)
+compile(simplex_groups.groups_forward, EXPONENT=3, SLACK=1e-6, **groups, **row)
+"""
+
+
+def test_the_kernels_of_entmax_compile() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -1,0 +1,1 @@
+"""The tests of other packages, run against sparsum through adapters."""
