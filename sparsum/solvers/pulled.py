@@ -17,7 +17,7 @@ from sparsum.solvers.mean import Mean, find_mean
 from sparsum.solvers.quadratic import unpack
 from sparsum.solvers.rays import Rays
 from sparsum.structures import AbstractStructure, BoundScores
-from sparsum.structures.pulling import STUCK, Split
+from sparsum.structures.pulling import STUCK, Decomposition
 from sparsum.structures.scores import flatten, unflatten
 
 
@@ -100,7 +100,7 @@ class Pulled(AbstractSolver):
             split.atoms, probs.to(bound.dtype).clamp_min(least), segments, mean.is_solved, mean.steps, mean.gap, max_steps
         )
 
-    def _checked(self, mean: Mean, split: Split) -> Mean:
+    def _checked(self, mean: Mean, split: Decomposition) -> Mean:
         """Mark rows that could not be split as not solved; if strict, raise for rows that are not solved."""
         is_solved = mean.is_solved & (split.left <= STUCK)
         if self.strict and not bool(is_solved.all()):
@@ -111,7 +111,7 @@ class Pulled(AbstractSolver):
 
 def _differentiable(
     structure: AbstractStructure,
-    split: Split,
+    split: Decomposition,
     linear: Tensor,  # shape: (n_rows, n_parts), b
     weight: Tensor,  # shape: (n_parts,)
 ) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from sparsum.solvers.active_set import ActiveSet
 from sparsum.solvers.quadratic import Quadratic
 from sparsum.structures import BoundScores
-from sparsum.structures.pulling import Split, direction
+from sparsum.structures.pulling import Decomposition, direction
 from sparsum.structures.scores import flatten
 
 #: Points closer than this, relative to the size of the vectors, are equal.
@@ -61,7 +61,7 @@ class Rays:
     def split(
         self,
         mean: Tensor,  # shape: (n_rows, n_parts)
-    ) -> Split:
+    ) -> Decomposition:
         """Split the mean vectors of all rows."""
         rows = torch.arange(len(mean), device=mean.device)
         point, mass, normals = mean, mean.new_ones(len(mean)), torch.zeros_like(mean)
@@ -81,7 +81,7 @@ class Rays:
             ahead = (length - 1).unsqueeze(-1) * (point - vertex)
             rows, point, mass, normals = (x[rest] for x in (rows, point + ahead, mass / length, normals + found.normal))
         atoms, weights, row = (torch.cat(tensors) for tensors in zip(*pieces, strict=True))
-        return Split.of(atoms, weights, row, len(mean))
+        return Decomposition.of(atoms, weights, row, len(mean))
 
     def _exit(
         self,

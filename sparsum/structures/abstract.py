@@ -14,7 +14,7 @@ from sparsum.arguments import check_floating
 from sparsum.segments import Segments
 from sparsum.structures.declarations import BitCounts, Potentials, adjoint, reset_stale
 from sparsum.structures.lawler import kbest
-from sparsum.structures.pulling import Facets, Split, Violated, pull
+from sparsum.structures.pulling import Decomposition, Facets, Violated, pull
 from sparsum.structures.scores import BoundScores, Scores, as_tuple, divided, flatten, masked, unflatten
 from sparsum.tensors import at_least_float32
 
@@ -351,7 +351,7 @@ class AbstractStructure(ABC):
     def pull(
         self,
         mean: Scores,  # shape: (n_rows, *score_shape), float64
-    ) -> Split:
+    ) -> Decomposition:
         """Split mean vectors into assignments, continuously: see docs/pulling.md. The default requires `facets`."""
         return pull(self, mean, self.facets(flatten(mean).device))
 

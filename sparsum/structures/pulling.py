@@ -62,7 +62,7 @@ class Violated(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Split:
+class Decomposition:
     """Vertices of each row, packed and sorted by row, with their weights."""
 
     atoms: Tensor  # shape: (n_atoms, *event_shape)
@@ -71,7 +71,7 @@ class Split:
     left: Tensor  # shape: (n_rows,), the mass for which no vertex was found, before the others were normalised
 
     @classmethod
-    def of(cls, atoms: Tensor, weights: Tensor, row: Tensor, n_rows: int) -> Split:
+    def of(cls, atoms: Tensor, weights: Tensor, row: Tensor, n_rows: int) -> Decomposition:
         """From weighted atoms, in order within each row; negligible ones are dropped."""
         kept = (weights > _NEGLIGIBLE).nonzero().squeeze(-1)
         order = kept[row[kept].argsort(stable=True)]
@@ -90,7 +90,7 @@ def direction(n_parts: int, device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=torch.float64, device=device)
 
 
-def pull(structure: AbstractStructure, mean: Scores, facets: Facets) -> Split:
+def pull(structure: AbstractStructure, mean: Scores, facets: Facets) -> Decomposition:
     """Split the mean vectors of all rows, (n_rows, *score_shape), into assignments of a structure with 0/1 vectors."""
     rows = _Rows(structure, mean, facets)
     while len(rows.ids) or not rows.taken:  # without rows, one step determines the shape of atoms
@@ -99,7 +99,7 @@ def pull(structure: AbstractStructure, mean: Scores, facets: Facets) -> Split:
         else:
             rows.remove(rows.steps())
     atoms, weights, row = (torch.cat(tensors) for tensors in zip(*rows.taken, strict=True))
-    return Split.of(atoms, weights, row, len(flatten(mean)))
+    return Decomposition.of(atoms, weights, row, len(flatten(mean)))
 
 
 class _Rows:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsum.structures.pulling import ZERO, Split
+from sparsum.structures.pulling import ZERO, Decomposition
 
 
 def pull_chain(
     tags: Tensor,  # shape: (n_rows, length, n_tags), the mean
     transitions: Tensor | None,  # shape: (n_rows, length - 1, n_tags, n_tags), their mean, if they matter
     is_padding: Tensor | None,  # shape: (n_rows, length)
-) -> Split:
+) -> Decomposition:
     """Split the mean vectors of sequences; see the module's description."""
     n_rows, length, n_tags = tags.shape
     widths, tag = tags.new_ones(n_rows, 1), torch.zeros(n_rows, 1, dtype=torch.int64, device=tags.device)
@@ -35,7 +35,7 @@ def pull_chain(
         cells.append((index // n_tags, tag))
     atoms = _traced(cells)
     row = torch.arange(n_rows, device=tags.device).repeat_interleave(widths.shape[1], output_size=widths.numel())
-    return Split.of(atoms.flatten(0, 1), widths.flatten(), row, n_rows)
+    return Decomposition.of(atoms.flatten(0, 1), widths.flatten(), row, n_rows)
 
 
 def _overlap(

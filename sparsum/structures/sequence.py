@@ -12,7 +12,7 @@ from torch import Tensor
 from sparsum.arguments import check_int
 from sparsum.segments import Segments
 from sparsum.structures.declarations import Potentials
-from sparsum.structures.pulling import Facets, Split
+from sparsum.structures.pulling import Decomposition, Facets
 from sparsum.structures.quantiles import pull_chain
 from sparsum.structures.scores import BoundScores, Scores, as_tuple
 from sparsum.structures.sized import AbstractSized
@@ -255,7 +255,7 @@ class Sequence(AbstractSized):
     def pull(
         self,
         mean: Scores,  # shape: (n_rows, length, n_tags), or a pair with (n_rows, length - 1, n_tags, n_tags)
-    ) -> Split:
+    ) -> Decomposition:
         """Split mean vectors into sequences in the order of their first different tag, in closed form."""
         tags, *others = as_tuple(mean)
         is_padding = None if self.lengths is None else self._is_padding(len(tags))

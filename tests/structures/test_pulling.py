@@ -17,7 +17,7 @@ import sparsum as sp
 from sparsum.structures import pulling
 from sparsum.structures.arborescence import best_heads
 from sparsum.structures.cuts import violated_cuts
-from sparsum.structures.pulling import Facets, Split, pull
+from sparsum.structures.pulling import Decomposition, Facets, pull
 from sparsum.structures.scores import Scores, flatten, unflatten
 
 
@@ -40,7 +40,7 @@ def mixtures(
     return bound.structure, unflatten(mean, like=bound.scores)
 
 
-def check(structure: sp.AbstractStructure, mean: Scores, split: Split) -> None:
+def check(structure: sp.AbstractStructure, mean: Scores, split: Decomposition) -> None:
     """The atoms are assignments, and their mean is the given one."""
     vectors = flatten(structure.vectors(split.atoms)).double()
     assert bool(structure.contains(split.atoms).all())
@@ -95,7 +95,7 @@ def test_many_words_of_different_lengths() -> None:
     for single_root in (False, True):
         bound = sp.Tree(most, single_root=single_root, lengths=lengths).bind(scores)
         q = sp.sparsemap(scores, sp.Tree(most, single_root=single_root, lengths=lengths))
-        check(bound.structure.select(q.row), q.mean, Split(q.atoms, q.probs, q.row, torch.zeros(n_rows)))
+        check(bound.structure.select(q.row), q.mean, Decomposition(q.atoms, q.probs, q.row, torch.zeros(n_rows)))
 
 
 def first_different_tag(length: int, n_tags: int, n_parts: int) -> Tensor:
