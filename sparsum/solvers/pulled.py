@@ -132,7 +132,7 @@ def _vectors(
     atoms: Tensor,  # shape: (n_rows, n_slots, *event_shape)
     n_parts: int,
 ) -> tuple[Tensor, Tensor]:
-    """The vectors of atoms, (n_rows, n_slots, n), of those parts that each row uses, (n_rows, n), and a few others."""
+    """The vectors of atoms, (n_rows, n_slots, n), of the parts that each row uses, (n_rows, n)."""
     n_rows, n_slots = atoms.shape[:2]
     row = torch.arange(n_rows, device=atoms.device).repeat_interleave(n_slots, output_size=n_rows * n_slots)
     rows, flat = structure.select(row), atoms.flatten(0, 1)
@@ -140,14 +140,15 @@ def _vectors(
     if used is None:
         vectors = flatten(rows.vectors(flat)).double().reshape(n_rows, n_slots, n_parts)
         return vectors, torch.arange(n_parts, device=atoms.device).expand(n_rows, n_parts)
-    used = used.reshape(n_rows, -1)
+    n_each = used.shape[-1]
+    used = used.reshape(n_rows, n_slots * n_each)
     is_used = torch.zeros(n_rows, n_parts + 1, dtype=torch.bool, device=atoms.device).scatter_(1, used, True)[:, :-1]
     place = is_used.cumsum(-1)
     n = int(place[:, -1].amax()) if n_rows else 0
-    # Parts that are not used come last, and those beyond the n-th are cut off.
+    # Parts that a row does not use go to the last place, which is cut off; a row with fewer parts repeats part 0 in vain.
     parts = torch.zeros(n_rows, n + 1, dtype=torch.int64, device=atoms.device)
     every = torch.arange(n_parts, device=atoms.device).expand(n_rows, n_parts)
     parts.scatter_(1, torch.where(is_used, place - 1, n), every)
-    place = torch.nn.functional.pad(place - 1, (0, 1), value=n).gather(1, used).reshape(n_rows, n_slots, -1)
+    place = torch.nn.functional.pad(place - 1, (0, 1), value=n).gather(1, used).reshape(n_rows, n_slots, n_each)
     vectors = torch.zeros(n_rows, n_slots, n + 1, dtype=torch.float64, device=atoms.device).scatter_(2, place, 1.0)
     return vectors[..., :-1], parts[:, :-1]

@@ -313,6 +313,9 @@ def test_empty_batch(structure: sp.AbstractStructure) -> None:
     solution = Pulled().solve(empty)
     assert solution.atoms.shape == (0, *Pulled().solve(bound).atoms.shape[1:])
     assert solution.probs.shape == (0,)
+    scores = empty.flat.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(Pulled().solve(empty.with_flat(scores)).probs.sum(), scores)
+    assert gradient.shape == scores.shape
 
 
 @pytest.mark.parametrize("kind", MAKERS)
