@@ -18,10 +18,10 @@ from torch import Tensor
 
 import sparsum as sp
 from benchmarks.timing import describe, median_seconds
-from sparsum.solvers import AbstractSolver, ActiveSet, Nested, Systematic
+from sparsum.solvers import AbstractSolver, ActiveSet, Nested, Pulled, Systematic
 from sparsum.solvers.projections import bit_marginals
 from sparsum.solvers.splits import kinds, nested_gaps, systematic_gaps
-from sparsum.structures.scores import Scores
+from sparsum.structures.scores import Scores, as_tuple
 
 BATCH = 64
 N_BATCHES = 8
@@ -67,13 +67,13 @@ def milliseconds(function: Callable[[], object], *, seconds: float = 0.5, turns:
     return 1e3 * median_seconds({"": complete}, seconds=seconds, turns=turns)[""]
 
 
-def forward_and_backward(scores: Tensor, structure: sp.AbstractStructure, solver: AbstractSolver) -> Callable[[], object]:
+def forward_and_backward(scores: Scores, structure: sp.AbstractStructure, solver: AbstractSolver) -> Callable[[], object]:
     """A solve and the gradient of a weighted sum of its probabilities."""
-    scores = scores.clone().requires_grad_()
+    leaves = tuple(tensor.clone().requires_grad_() for tensor in as_tuple(scores))
 
     def call() -> object:
-        q = sp.sparsemap(scores, structure, solver=solver)
-        return torch.autograd.grad((q.probs * torch.arange(len(q.probs), device=DEVICE)).sum(), scores)
+        q = sp.sparsemap(leaves if isinstance(scores, tuple) else leaves[0], structure, solver=solver)
+        return torch.autograd.grad((q.probs * torch.arange(len(q.probs), device=DEVICE)).sum(), leaves)
 
     return call
 
@@ -118,27 +118,21 @@ def topk() -> None:
 
 
 def searches() -> None:
-    """The active set over structures that need a search, batched and row by row."""
+    """Structures that need a search, forward and backward, with the active set's atoms and with pulled ones."""
     cases: list[tuple[str, sp.AbstractStructure, Scores]] = [
         ("Sequence 20 x 10", sp.Sequence(20, 10), (normal(BATCH, 20, 10), normal(19, 10, 10))),
         ("Matching 10 x 10", sp.Matching(10), normal(BATCH, 10, 10)),
+        ("Matching 8 x 12", sp.Matching(8, 12), normal(BATCH, 8, 12)),
         ("Tree 10", sp.Tree(10), normal(BATCH, 10, 10)),
+        ("Tree 20", sp.Tree(20), normal(BATCH, 20, 20)),
     ]
-    print(f"{'active set, batch 64':24} {'ms':>10} {'row by row':>12} {'atoms/row':>10} {'steps/row':>10}")
+    print(f"{'batch 64, ms':24} {'active set':>11} {'atoms/row':>10} {'steps/row':>10} {'pulled':>10} {'atoms/row':>10}")
     for name, structure, scores in cases:
         bound = structure.bind(scores)
-        tensors = bound.tensors
-        solution = ActiveSet().solve(bound)
-
-        def one_by_one(tensors: tuple[Tensor, ...] = tensors, structure: sp.AbstractStructure = structure) -> None:
-            for row in range(BATCH):
-                single = tuple(tensor[row] for tensor in tensors)
-                sp.sparsemap(single if len(single) > 1 else single[0], structure)
-
-        ms = milliseconds(functools.partial(sp.sparsemap, scores, structure), turns=2)
-        loop_ms = milliseconds(one_by_one, turns=1)
-        atoms, steps = solution.segments.lengths.double().mean(), solution.steps.double().mean()
-        print(f"{name:24} {ms:10.1f} {loop_ms:12.1f} {atoms:10.1f} {steps:10.1f}")
+        found = [solver.solve(bound) for solver in (ActiveSet(), Pulled())]
+        ms = [milliseconds(forward_and_backward(scores, structure, solver), turns=2) for solver in (ActiveSet(), Pulled())]
+        atoms, steps = [each.segments.lengths.double().mean() for each in found], found[0].steps.double().mean()
+        print(f"{name:24} {ms[0]:11.1f} {atoms[0]:10.1f} {steps:10.1f} {ms[1]:10.1f} {atoms[1]:10.1f}")
     print()
 
 

@@ -35,7 +35,7 @@ def sparsemap(
 
     The mean vector ``q.mean`` is unique. The distribution with this mean is not, except over `OneOf`, where it is
     `sparsemax`. The solver determines which distribution is returned, and therefore the expectation of a loss: see
-    `sparsum.solvers.Nested`, `sparsum.solvers.Systematic` and `sparsum.solvers.ActiveSet`.
+    `sparsum.solvers.Nested`, `sparsum.solvers.Systematic`, `sparsum.solvers.Pulled` and `sparsum.solvers.ActiveSet`.
 
     >>> import sparsum as sp
     >>> q = sp.sparsemap(torch.tensor([[1.0, 0.8, -0.5]]), sp.OneOf(3))
@@ -48,7 +48,8 @@ def sparsemap(
     Args:
         scores: one score per part of the structure; -inf forbids a part, +inf is an error (except over `OneOf`).
         structure: the set of assignments.
-        solver: by default, a closed form if one exists, otherwise `sparsum.solvers.ActiveSet`.
+        solver: by default, a closed form if one exists, otherwise `sparsum.solvers.Pulled` for structures that define their
+            facets, and `sparsum.solvers.ActiveSet` for all others.
         mask: True where a part is allowed, equivalent to scores of -inf elsewhere; see `AbstractStructure.bind`.
         temperature: divides the scores; a positive number, or one per example.
 

@@ -12,7 +12,7 @@ from sparsum_experiments.report import write_report
 from sparsum_experiments.runs import Config, EpochMetrics, read_run
 
 import sparsum as sp
-from examples import alignment, attention, digits, estimators, knapsack, latent_trees, matching, own_runs
+from examples import alignment, attention, digits, estimators, knapsack, latent_trees, matching, own_runs, pulling
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -72,6 +72,16 @@ def test_the_examples_learn(example: Any, wanted: float) -> None:
     before, after = example.main()
     assert before < 0.5
     assert after > wanted
+
+
+def test_the_figure_of_pulling(tmp_path: pathlib.Path) -> None:
+    """The expected loss jumps for one solver alone, and the committed figure is the one that is drawn."""
+    active_set, pulled = pulling.main(n_points=401, file=tmp_path / "pulling.svg")
+    assert active_set > 0.05
+    assert pulled < 0.02
+    assert (tmp_path / "pulling.svg").stat().st_size > 1000
+    assert "pulling.svg" in (ROOT / "docs" / "pulling.md").read_text()
+    assert pulling.FIGURE.exists()
 
 
 def test_the_heads_of_the_attention_example_part(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from sparsum.arguments import check_floating
 from sparsum.segments import Segments
 from sparsum.structures.declarations import BitCounts, Potentials, adjoint, reset_stale
 from sparsum.structures.lawler import kbest
+from sparsum.structures.pulling import Decomposition, Facets, Violated, pull
 from sparsum.structures.scores import BoundScores, Scores, as_tuple, divided, flatten, masked, unflatten
 from sparsum.tensors import at_least_float32
 
@@ -70,6 +71,7 @@ class AbstractStructure(ABC):
     - `log_partition` and `sample`, for other structures that can be summed over and sampled from: enable the same, except
       `SumAndSample` and `UnorderedSet`, which require a chain.
     - `bit_counts`, for bit vectors of limited size: enables the closed forms of SparseMAP.
+    - `facets`, the inequalities that describe the mean vectors: makes `sparsum.solvers.Pulled` fast.
     - `contains`, whether atoms are assignments: enables the checks of `log_prob`.
 
     A subclass that changes the assignments by overriding `argmax`, `topk`, `kbest`, `vectors`, `score` or `log_count` does
@@ -312,6 +314,47 @@ class AbstractStructure(ABC):
         """
         return adjoint(self.potentials, scores, Potentials(choices, pairs))
 
+    def parts(
+        self,
+        atoms: Tensor,  # shape: (n_atoms, *event_shape)
+    ) -> Tensor | None:
+        """Optional, for 0/1 vectors: the indices of the ones among all parts, (n_atoms, n), to save memory and time.
+
+        The number of parts as an index stands for nothing, so that all atoms have the same number of indices. If the scores
+        are a tuple, the parts of the second follow those of the first.
+        """
+        return None
+
+    def flow_lengths(
+        self,
+        n_rows: int,
+        device: torch.device,
+    ) -> Tensor | None:
+        """Optional: the length of each row, (n_rows,), if the mean vectors are flows along a chain.
+
+        The parts are then the choices at all positions, (length, n_choices), followed by all pairs of neighbouring choices,
+        (length - 1, n_choices, n_choices).
+        """
+        return None
+
+    def facets(self, device: torch.device) -> Facets:
+        """Optional, for 0/1 vectors: the inequalities that describe the mean vectors, beside those of the parts."""
+        raise NotImplementedError(f"{self!r} does not define the facets of its mean vectors")
+
+    def violated(
+        self,
+        points: Scores,  # shape: (n_rows, *score_shape)
+    ) -> Violated:
+        """Optional: inequalities that points violate though they satisfy all `facets`, if these are not complete."""
+        raise NotImplementedError(f"{self!r} does not define violated, but its facets are not complete")
+
+    def pull(
+        self,
+        mean: Scores,  # shape: (n_rows, *score_shape), float64
+    ) -> Decomposition:
+        """Split mean vectors into assignments, continuously: see docs/pulling.md. The default requires `facets`."""
+        return pull(self, mean, self.facets(flatten(mean).device))
+
     def log_partition(
         self,
         scores: Scores,  # shape: (n_rows, *score_shape)
@@ -339,6 +382,16 @@ class AbstractStructure(ABC):
     def bit_counts(self) -> BitCounts | None:
         """Optional: the number of ones, if the assignments are all bit vectors with a limited number of ones."""
         return None
+
+    @property
+    def has_unique_mean(self) -> bool:
+        """Whether SparseMAP's mean vector is unique: all weights of `quadratic` are positive."""
+        return True
+
+    @property
+    def has_facets(self) -> bool:
+        """Whether `facets` is defined."""
+        return type(self).facets is not AbstractStructure.facets
 
     @property
     def is_chain(self) -> bool:

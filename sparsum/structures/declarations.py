@@ -20,6 +20,10 @@ _OPTIONAL = (
     "log_partition",
     "sample",
     "bit_counts",
+    "flow_lengths",
+    "facets",
+    "violated",
+    "pull",
     "contains",
 )
 #: What determines the assignments of a structure and their scores, and what is reset if a subclass overrides it. The last
@@ -28,7 +32,7 @@ _FOLLOWERS = {
     "argmax": ("topk", "kbest", "log_count", *_OPTIONAL),
     "topk": ("kbest", *_OPTIONAL),
     "kbest": _OPTIONAL,
-    "vectors": ("score", "marginals", "is_fixed_size", "group_size", "group_sizes", *_OPTIONAL),
+    "vectors": ("score", "marginals", "parts", "is_fixed_size", "group_size", "group_sizes", *_OPTIONAL),
     "score": _OPTIONAL,
     "log_count": _OPTIONAL,
     "_best": _OPTIONAL,

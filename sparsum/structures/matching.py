@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparsum import kernels
 from sparsum.arguments import check_int
+from sparsum.structures.pulling import Facets
 from sparsum.structures.sized import AbstractSized
+from sparsum.tensors import tensor_cache
 
 
 @dataclass(frozen=True)
@@ -78,26 +81,40 @@ class Matching(AbstractSized):
         columns = atoms if self.lengths is None else torch.where(self._is_padding(len(atoms)), -1 - position, atoms)
         return self._is_in_range(atoms) & (columns.sort(-1).values.diff(dim=-1) != 0).all(-1)
 
+    def facets(self, device: torch.device) -> Facets:
+        """No column is used more than once; with as many columns as rows, each is used exactly once in any case."""
+        n, m = self.score_shape
+        return Facets.none(n * m, device) if n == m else _column_facets(n, m, device)
+
     def _best(
         self,
         rows: Tensor,  # shape: (n_rows, n, m)
     ) -> Tensor:
         n, m = self.score_shape
         lengths = [n] * len(rows) if self.lengths is None else self.lengths.tolist()
-        atoms = torch.zeros(len(rows), n, dtype=torch.int64, device="cpu")
-        for atom, matrix, length in zip(atoms, rows.double().cpu(), lengths, strict=True):
-            atom[:length] = _best_columns(matrix[:length, : length + m - n])
-        return atoms.to(rows.device)
+        matrices = rows.double().cpu()
+        # Tensors of function transforms have no memory that NumPy could share.
+        values = matrices.tolist() if kernels.is_transformed() else matrices.numpy()
+        atoms = [
+            _best_columns(matrix, length, m - n) + [0] * (n - length) for matrix, length in zip(values, lengths, strict=True)
+        ]
+        return torch.tensor(atoms, dtype=torch.int64, device=rows.device).reshape(len(rows), n)
 
 
-def _best_columns(matrix: Tensor) -> Tensor:
+@tensor_cache
+def _column_facets(n: int, m: int, device: torch.device) -> Facets:
+    normals = -torch.eye(m, dtype=torch.float64, device=device).repeat(1, n)
+    return Facets(normals, normals.new_full((1, m), -1.0))
+
+
+def _best_columns(matrix: Any, length: int, n_more: int) -> list[int]:
     """The columns of the best matching for one matrix, or of some matching if all are forbidden."""
     from scipy.optimize import linear_sum_assignment  # imported lazily: takes a third of the import time of torch
 
+    if length < len(matrix):
+        matrix = [row[: length + n_more] for row in matrix[:length]]
     try:
-        # Tensors of function transforms have no memory that NumPy could share.
-        values = matrix.tolist() if kernels.is_transformed() else matrix.numpy()
-        _, columns = linear_sum_assignment(values, maximize=True)
+        columns: list[int] = linear_sum_assignment(matrix, maximize=True)[1].tolist()
     except ValueError:  # infeasible, or a NaN, for which no best matching exists
-        return torch.arange(len(matrix), device="cpu")
-    return torch.from_numpy(columns)
+        return list(range(length))
+    return columns

@@ -12,6 +12,8 @@ from torch import Tensor
 from sparsum.arguments import check_int
 from sparsum.segments import Segments
 from sparsum.structures.declarations import Potentials
+from sparsum.structures.pulling import Decomposition, Facets
+from sparsum.structures.quantiles import pull_chain
 from sparsum.structures.scores import BoundScores, Scores, as_tuple
 from sparsum.structures.sized import AbstractSized
 
@@ -41,7 +43,7 @@ class Sequence(AbstractSized):
         length: the number of positions, at least 1.
         n_tags: the number of tags, at least 1.
         regularise_transitions: whether SparseMAP's quadratic term includes the transitions; if False, only the marginals of
-            the tags are unique.
+            the tags are unique, and the default solver is `sparsum.solvers.ActiveSet` instead of `sparsum.solvers.Pulled`.
         lengths: the length of each example, an int64 tensor in the shape of the batch; by default all examples have the
             full length. `log_count` counts the sequences of full length.
 
@@ -85,6 +87,10 @@ class Sequence(AbstractSized):
     @property
     def _transition_shape(self) -> tuple[int, int, int]:
         return self.length - 1, self.n_tags, self.n_tags
+
+    @property
+    def _n_parts(self) -> int:
+        return self.length * self.n_tags + self.has_transitions * math.prod(self._transition_shape)
 
     def log_count(self) -> float:
         """Log of n_tags ** length."""
@@ -174,6 +180,29 @@ class Sequence(AbstractSized):
         # A padded position has neither a tag nor a transition.
         return unary, unary[:, :-1].unsqueeze(-1) * unary[:, 1:].unsqueeze(-2)
 
+    def parts(
+        self,
+        atoms: Tensor,  # shape: (n_atoms, length)
+    ) -> Tensor | None:
+        """The indices of the tags, and of the transitions if the scores have them: (n_atoms, length or 2 * length - 1)."""
+        tags = super().parts(atoms)
+        if not self.has_transitions or tags is None:
+            return tags
+        transitions = self._transitions(atoms, torch.zeros_like(atoms[:, 0])) + self.length * self.n_tags
+        if self.lengths is not None:
+            is_padding = self._is_padding(len(atoms))
+            tags, transitions = (
+                tags.masked_fill(is_padding, self._n_parts),
+                transitions.masked_fill(is_padding[:, 1:], self._n_parts),
+            )
+        return torch.cat([tags, transitions], -1)
+
+    def flow_lengths(self, n_rows: int, device: torch.device) -> Tensor | None:
+        """The lengths, if the scores have transitions."""
+        if not self.has_transitions:
+            return None
+        return torch.full((n_rows,), self.length, device=device) if self.lengths is None else self.lengths
+
     def score(
         self,
         scores: Scores,  # shape: (n_rows, length, n_tags), or a pair with (n_rows, length - 1, n_tags, n_tags)
@@ -213,6 +242,24 @@ class Sequence(AbstractSized):
     ) -> Tensor:
         """Whether all tags are from 0 to n_tags - 1, and 0 for padding: (n_atoms,)."""
         return self._is_in_range(atoms)
+
+    @property
+    def has_unique_mean(self) -> bool:
+        """Not if there are transitions that are not regularised."""
+        return self.regularise_transitions or not self.has_transitions
+
+    def facets(self, device: torch.device) -> Facets:
+        """None: tags and transitions that are not negative and agree with each other are the mean of sequences."""
+        return Facets.none(self._n_parts, device)
+
+    def pull(
+        self,
+        mean: Scores,  # shape: (n_rows, length, n_tags), or a pair with (n_rows, length - 1, n_tags, n_tags)
+    ) -> Decomposition:
+        """Split mean vectors into sequences in the order of their first different tag, in closed form."""
+        tags, *others = as_tuple(mean)
+        is_padding = None if self.lengths is None else self._is_padding(len(tags))
+        return pull_chain(tags, others[0] if others else None, is_padding)
 
     def potentials(
         self,

@@ -108,6 +108,16 @@ class AbstractSized(AbstractStructure):
             ones = ones.masked_fill(self._is_padding(len(atoms)).unsqueeze(-1), 0.0)
         return vectors.scatter_(-1, atoms.unsqueeze(-1), ones)
 
+    def parts(
+        self,
+        atoms: Tensor,  # shape: (n_atoms, n_positions)
+    ) -> Tensor | None:
+        """The index of the choice at each position: (n_atoms, n_positions)."""
+        parts = self._parts(atoms, torch.zeros_like(atoms[:, 0]))
+        if self.lengths is None:
+            return parts
+        return parts.masked_fill(self._is_padding(len(atoms)), self.score_shape[0] * self.score_shape[1])
+
     def check_scores(self, scores: Scores) -> None:
         """Raise unless scores have shape (*batch, n_positions, n_choices) and lengths have the shape of the batch."""
         super().check_scores(scores)

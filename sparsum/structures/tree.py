@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from sparsum.arguments import check_int
+from sparsum.structures.arborescence import best_heads
+from sparsum.structures.cuts import common_cuts, violated_cuts
+from sparsum.structures.pulling import Facets, Violated
 from sparsum.structures.sized import AbstractSized
 from sparsum.structures.spanning import is_tree, log_sum_of_heads, sample_heads
 
@@ -95,6 +98,17 @@ class Tree(AbstractSized):
         """Draw n independent trees per row: (n, n_rows, n_words)."""
         return sample_heads(scores, n, generator, single_root=self.single_root)
 
+    def facets(self, device: torch.device) -> Facets:
+        """Every set of words has a head outside of it; all sets, or only some if there are many."""
+        return common_cuts(self.n, self.lengths, device)
+
+    def violated(
+        self,
+        points: Tensor,  # shape: (n_rows, n, n)
+    ) -> Violated:
+        """Sets of words with too few heads outside of them, by minimum cuts, one matrix at a time and on the CPU."""
+        return violated_cuts(points, self.lengths)
+
     def _best(
         self,
         rows: Tensor,  # shape: (n_rows, n, n)
@@ -102,77 +116,6 @@ class Tree(AbstractSized):
         lengths = [self.n] * len(rows) if self.lengths is None else self.lengths.tolist()
         atoms = []
         for matrix, length in zip(rows.double().tolist(), lengths, strict=True):
-            heads = _best_heads([scores[:length] for scores in matrix[:length]], single_root=self.single_root)
+            heads = best_heads([scores[:length] for scores in matrix[:length]], single_root=self.single_root)
             atoms.append(heads + [0] * (self.n - length))
         return torch.tensor(atoms, dtype=torch.int64, device=rows.device).reshape(len(rows), self.n)
-
-
-def _best_heads(scores: list[list[float]], *, single_root: bool) -> list[int]:
-    """The heads of the best tree for one matrix, or of some tree if all are forbidden."""
-    root = [scores[m][m] for m in range(len(scores))]
-    edges = [[*row[:m], -math.inf, *row[m + 1 :]] for m, row in enumerate(scores)]
-    heads = _arborescence(edges, root, single_root=single_root)
-    if heads is not None and not (single_root and sum(head == m for m, head in enumerate(heads)) > 1):
-        return heads
-    return [max(m - 1, 0) for m in range(len(scores))]
-
-
-def _arborescence(edges: list[list[float]], root: list[float], *, single_root: bool) -> list[int] | None:
-    """The best arborescence, or None if there is none.
-
-    With a single root, an edge to the root is only taken if a node has no other edge. This is equivalent to a penalty on
-    these edges that outweighs all scores, and gives the smallest possible number of them. The penalty is not actually added,
-    which avoids rounding errors.
-    """
-    heads, values = [], []
-    for m, row in enumerate(edges):
-        value, head = max(row), -1
-        if (value == -math.inf) if single_root else (root[m] >= value):
-            value, head = root[m], m
-        if value == -math.inf:
-            return None
-        heads.append(row.index(value) if head < 0 else head)
-        values.append(value)
-    cycle = _cycle(heads)
-    if not cycle:
-        return heads
-    # Contract the cycle to one node, the last. Entering the cycle at v replaces the edge of the cycle at v.
-    inside = set(cycle)
-    outside = [m for m in range(len(edges)) if m not in inside]
-    leave = [_first_best(cycle, [edges[m][v] for v in cycle]) for m in outside]
-    enter = [_first_best(cycle, [edges[v][h] - values[v] for v in cycle]) for h in outside]
-    from_root = _first_best(cycle, [root[v] - values[v] for v in cycle])
-    smaller = [[*(edges[m][h] for h in outside), edges[m][v]] for m, v in zip(outside, leave, strict=True)]
-    smaller.append([*(edges[v][h] - values[v] for h, v in zip(outside, enter, strict=True)), -math.inf])
-    smaller_root = [*(root[m] for m in outside), root[from_root] - values[from_root]]
-    found = _arborescence(smaller, smaller_root, single_root=single_root)
-    if found is None:
-        return None
-    for i, m in enumerate(outside):
-        heads[m] = m if found[i] == i else leave[i] if found[i] == len(outside) else outside[found[i]]
-    if found[-1] == len(outside):
-        heads[from_root] = from_root
-    else:
-        heads[enter[found[-1]]] = outside[found[-1]]
-    return heads
-
-
-def _first_best(nodes: list[int], values: list[float]) -> int:
-    """The node with the largest value, the first one on ties."""
-    return nodes[values.index(max(values))]
-
-
-def _cycle(heads: list[int]) -> list[int]:
-    """The nodes of some cycle, or an empty list if there is none; a node that is its own head is a root."""
-    seen: dict[int, int] = {}  # maps a node to the start of the walk that first visited it
-    for start in range(len(heads)):
-        node = start
-        while node not in seen:
-            seen[node] = start
-            node = heads[node]
-        if seen[node] == start and heads[node] != node:
-            cycle = [node]
-            while heads[cycle[-1]] != node:
-                cycle.append(heads[cycle[-1]])
-            return cycle
-    return []

@@ -6,6 +6,7 @@ the truth.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 import sparsum as sp
-from sparsum.solvers import AbstractSolver, ActiveSet, NotConverged
+from sparsum.solvers import AbstractSolver, ActiveSet, NotConverged, Pulled
 from sparsum.structures.scores import flatten, unflatten
 from tests.reference import sparsemax_by_sorting
 
@@ -179,9 +180,11 @@ def attack(name: str, kind: str, n: int, n_exact: int, seed: int = 0, closed_for
     flat = rows(vectors, size, n, seed)[kind]
     like = tuple(torch.zeros(1, *shape) for shape in shapes)
     scores = unflatten(flat, like if len(like) > 1 else like[0])
-    q = sp.sparsemap(scores, structure, solver=closed_form or ActiveSet(strict=False))
+    solver = ActiveSet() if closed_form is None else closed_form
+    loose = dataclasses.replace(solver, strict=False) if isinstance(solver, ActiveSet | Pulled) else solver
+    q = sp.sparsemap(scores, structure, solver=loose)
     try:
-        sp.sparsemap(scores, structure, solver=closed_form or ActiveSet())
+        sp.sparsemap(scores, structure, solver=solver)
         named: set[int] = set()
     except NotConverged as error:
         named = set(error.rows)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import sparsum as sp
-from sparsum.solvers import AbstractSolver, ActiveSet, Nested, Systematic
+from sparsum.solvers import AbstractSolver, ActiveSet, Nested, Pulled, Systematic
 
 Bitwise = sp.Bits | sp.Budget | sp.Subset
 
@@ -214,13 +214,25 @@ def test_solvers_refuse_structures_that_they_do_not_take() -> None:
         (sp.Budget(4, 2), Systematic),
         (sp.Subset(4, 2), Systematic),
         (sp.Groups(2, 3), Nested),
-        (sp.Sequence(3, 2), ActiveSet),
+        (sp.Sequence(3, 2), Pulled),
+        (sp.Tree(3), Pulled),
+        (sp.Matching(2, 3), Pulled),
+        (sp.Enumerated(torch.eye(3)), ActiveSet),
     ],
     ids=repr,
 )
 def test_which_solver_a_structure_has_by_default(structure: sp.AbstractStructure, kind: type[AbstractSolver]) -> None:
     t = scores(3, *structure.score_shape)
     q, expected = (sp.sparsemap(t, structure, solver=solver) for solver in (None, kind()))
+    assert torch.equal(q.atoms, expected.atoms)
+    assert torch.equal(q.probs, expected.probs)
+
+
+def test_transitions_that_are_not_regularised_have_the_active_set() -> None:
+    """The mean of the transitions is not unique, so atoms cannot be a function of it."""
+    pair = scores(3, 3, 2), scores(3, 2, 2, 2)
+    structure = sp.Sequence(3, 2, regularise_transitions=False)
+    q, expected = (sp.sparsemap(pair, structure, solver=solver) for solver in (None, ActiveSet()))
     assert torch.equal(q.atoms, expected.atoms)
     assert torch.equal(q.probs, expected.probs)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import sparsum as sp
-from sparsum.solvers import AbstractSolver, ActiveSet, Nested, Systematic
+from sparsum.solvers import AbstractSolver, ActiveSet, Nested, Pulled, Systematic
 from sparsum.structures.scores import Scores
 
 VECTORS = torch.randn(7, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -34,8 +34,8 @@ STRUCTURES: list[sp.AbstractStructure] = [
 
 
 def solvers_of(structure: sp.AbstractStructure) -> list[AbstractSolver | None]:
-    """None, which is the structure's own, the active set, and the closed forms that take it."""
-    found: list[AbstractSolver | None] = [None, ActiveSet()]
+    """None, which is the structure's own, those that take any structure, and the closed forms that take it."""
+    found: list[AbstractSolver | None] = [None, ActiveSet(), Pulled()]
     if isinstance(structure, sp.Bits | sp.Groups):
         found.append(Nested())
     if isinstance(structure, sp.Bits | sp.Budget | sp.Subset):

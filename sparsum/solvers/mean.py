@@ -1,0 +1,93 @@
+"""The mean of SparseMAP, without regard to the atoms."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsum.segments import Segments
+from sparsum.solvers.active_set import ActiveSet
+from sparsum.solvers.flows import flow_mean
+from sparsum.solvers.rounding import GRID, centred
+from sparsum.structures import AbstractStructure, BoundScores, Scores
+from sparsum.structures.scores import flatten, unflatten
+
+#: Larger scores have larger rounding errors.
+_MODERATE = 256
+#: The size of the sample from which the method is chosen, and the number of steps that are few.
+_SAMPLE, FEW_STEPS = 2, 12
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The optimal mean vectors of all rows, with their certificates."""
+
+    vector: Tensor  # shape: (n_rows, n_parts)
+    gap: Tensor  # shape: (n_rows,)
+    is_solved: Tensor  # shape: (n_rows,)
+    steps: Tensor  # shape: (n_rows,)
+
+    @classmethod
+    def by_active_set(cls, bound: BoundScores, solver: ActiveSet) -> Mean:
+        """For any structure."""
+        solution = solver.solve(bound)
+        vector = flatten(bound.structure.marginals(solution.atoms, solution.probs, solution.segments))
+        return cls(vector, solution.gap, solution.is_solved, solution.steps)
+
+    def replaced(self, rows: Tensor, others: Mean) -> Mean:
+        """With some rows replaced."""
+        pairs = [(self.vector, others.vector), (self.gap, others.gap), (self.is_solved, others.is_solved)]
+        pairs.append((self.steps, self.steps[rows] + others.steps))
+        return Mean(*(mine.index_copy(0, rows, new) for mine, new in pairs))
+
+
+def find_mean(bound: BoundScores, solver: ActiveSet) -> Mean:
+    """The optimal means of float64 scores: by Newton's method where they are flows, and by the active set elsewhere."""
+    lengths = bound.structure.flow_lengths(bound.n_rows, bound.device)
+    if lengths is None:
+        return Mean.by_active_set(bound, solver)
+    if bool((is_bad := bound.is_unusable).any()):
+        bound.raise_bad(is_bad)
+    if bool((is_bad := bound.score(bound.argmax(), bound.row(1)) == -torch.inf).any()):
+        bound.raise_bad(is_bad)
+    if _is_sparse(bound, solver):
+        return Mean.by_active_set(bound, solver)
+    mean = _by_newton(bound, lengths, solver.tolerance)
+    rows = (~mean.is_solved).nonzero().squeeze(-1)
+    return mean.replaced(rows, Mean.by_active_set(bound.select(rows), solver)) if len(rows) else mean
+
+
+def _is_sparse(bound: BoundScores, solver: ActiveSet) -> bool:
+    """Whether the active set solves most rows of a sample in a few steps: it is then faster than Newton's method."""
+    sample = torch.linspace(0, bound.n_rows - 1, min(bound.n_rows, _SAMPLE), device=bound.device).long()
+    solution = dataclasses.replace(solver, max_steps=FEW_STEPS, strict=False).solve(bound.select(sample))
+    return bool(solution.is_solved.double().mean() >= 0.5)
+
+
+def _by_newton(bound: BoundScores, lengths: Tensor, tolerance: float) -> Mean:
+    """Flows, certified by the oracle; rows with large scores, where rounding errors matter, are left to the active set."""
+    structure = bound.structure
+    length, n_choices = structure.score_shape
+    linear, weight = structure.quadratic(centred(bound))
+    place = torch.arange(length, device=linear.device)
+    is_padding = (place >= lengths.unsqueeze(-1)).unsqueeze(-1)
+    parts = [is_padding.expand(-1, -1, n_choices), is_padding[:, 1:].expand(-1, -1, n_choices**2)]
+    linear = linear.masked_fill(torch.cat([part.flatten(1) for part in parts], -1), -torch.inf)
+    is_allowed = linear > -torch.inf
+    vector, steps = flow_mean(linear, weight, (length, n_choices), lengths)
+    is_found = vector.isfinite().all(-1) & (torch.where(is_allowed, linear, 0.0).abs().amax(-1) <= _MODERATE)
+    vector = _feasible(structure, torch.where(is_found.unsqueeze(-1), vector, 0.0), bound.scores)
+    residual = linear - weight * vector
+    best = flatten(structure.vectors(structure.argmax(unflatten(residual, like=bound.scores)))).to(vector.dtype)
+    gap = torch.where(is_allowed, (best - vector) * residual, 0.0).sum(-1)
+    resolution = GRID * (best - vector).abs().sum(-1)
+    return Mean(vector, gap.clamp_min(0), is_found & (gap <= resolution.clamp_min(tolerance)), steps)
+
+
+def _feasible(structure: AbstractStructure, vector: Tensor, form: Scores) -> Tensor:
+    """The mean of the sequences that flows consist of: flows whose equations have no error."""
+    split = structure.pull(unflatten(vector, like=form))
+    return flatten(structure.marginals(split.atoms, split.weights, Segments.from_row(split.row, len(vector))))
