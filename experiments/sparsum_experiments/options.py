@@ -121,7 +121,7 @@ class CommonArgs(pydantic.BaseModel):
     )
     devices: int = option(1, "Devices of each machine that train the model together; a batch is split over them.", **_SHARED)
     nodes: int = option(1, "Machines that do; for more than one, start it by torchrun or srun.", **_SHARED)
-    precision: Literal["32", "bf16-mixed"] = option("32", "Floating-point precision; a GPU captures steps only with 32.")
+    precision: Literal["32", "bf16-mixed"] = option("32", "Floating-point precision; one GPU captures steps with 32 only.")
 
     @property
     def data_name(self) -> str:

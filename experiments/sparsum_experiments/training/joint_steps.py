@@ -54,7 +54,7 @@ class JointSteps(Steps):
 
     def _joint(self, step: Step, n: int, share: slice, weight: float) -> Step:
         """The means and calls of the whole batch; the size of what is sent depends on the size of the batch alone."""
-        means = torch.stack([step.objective, *step.terms.values()]).double() * weight
+        means = torch.stack([value.double() for value in (step.objective, *step.terms.values())]) * weight
         calls = means.new_zeros(n)
         calls[share] = step.calls[: share.stop - share.start].double()
         both = torch.cat([means, calls])

@@ -38,11 +38,12 @@ def run_ranks(work: Callable[..., object], n: int, *arguments: Any) -> None:
             launch = Launch(Ranks(rank, n, rank), n, 1, ("127.0.0.1", store.port), is_server=False)
             processes.append(context.Process(target=_run, args=(launch, errors, work, arguments), daemon=True))
             processes[-1].start()
-        _wait(processes)
-    _raise_first(processes, errors, is_stopped=bool(requests))
+        stuck = _wait(processes)
+    statuses = {rank: process.exitcode for rank, process in enumerate(processes) if process.exitcode and rank not in stuck}
+    _raise_first(statuses, errors, is_stopped=bool(requests))
 
 
-def _raise_first(processes: list[BaseProcess], errors: SimpleQueue[tuple[int, bytes]], *, is_stopped: bool) -> None:
+def _raise_first(statuses: dict[int, int], errors: SimpleQueue[tuple[int, bytes]], *, is_stopped: bool) -> None:
     """Raise the error of a rank: the cause, rather than those that it made fail."""
     found = list[tuple[int, Exception]]()
     while not errors.empty():
@@ -51,11 +52,11 @@ def _raise_first(processes: list[BaseProcess], errors: SimpleQueue[tuple[int, by
     causes = sorted((each for each in found if not isinstance(each[1], LostRankError)), key=lambda each: each[0])
     if causes:
         raise causes[0][1]
-    silent = [rank for rank, process in enumerate(processes) if process.exitcode and rank not in dict(found)]
+    silent = statuses.keys() - dict(found).keys()
     if silent and is_stopped:  # before it could save anything
         raise KeyboardInterrupt
-    for rank in silent:
-        status = processes[rank].exitcode or 0
+    for rank in sorted(silent):
+        status = statuses[rank]
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         raise LostRankError(f"rank {rank} {how}; {RESUMABLE}")
     if found:
@@ -101,16 +102,18 @@ def _follow_parent() -> None:
     os._exit(1)
 
 
-def _wait(processes: list[BaseProcess]) -> None:
-    """Wait for all; once one has failed, the others have some time to notice."""
+def _wait(processes: list[BaseProcess]) -> list[int]:
+    """Wait for all; once one has failed, the others have some time to notice. Returns the ranks that had to be killed."""
     while (alive := [process for process in processes if process.is_alive()]) and not _n_failed(processes):
         multiprocessing.connection.wait([process.sentinel for process in alive])
-    deadline = time.monotonic() + GRACE_SECONDS
-    for process in processes:
+    deadline, stuck = time.monotonic() + GRACE_SECONDS, list[int]()
+    for rank, process in enumerate(processes):
         process.join(max(0.0, deadline - time.monotonic()))
         if process.is_alive():
+            stuck.append(rank)
             process.kill()
             process.join()
+    return stuck
 
 
 def _n_failed(processes: list[BaseProcess]) -> int:

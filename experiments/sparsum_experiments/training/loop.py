@@ -118,6 +118,8 @@ class Training:
 
     def _begin_together(self) -> None:
         """Give all ranks the weights of rank 0, since a warm start or a checkpoint came after the model was made."""
+        if self.fabric.device.type == "cuda":
+            self.line.say("with several devices, steps are not captured as CUDA graphs")
         for tensor in self.experiment.model.state_dict().values():
             distributed.broadcast(tensor, 0)
 
