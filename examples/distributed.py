@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsum as sp
@@ -40,7 +41,8 @@ class Coder(torch.nn.Module):
         codes = sp.sparsemap(self.encoder(x), sp.Bits(N_BITS))
 
         def error(z: Tensor, row: Tensor) -> Tensor:
-            return (self.decoder(z.to(x.dtype)) - x[row]).square().mean(-1)
+            decoded: Tensor = self.decoder(z.to(x.dtype))
+            return (decoded - x[row]).square().mean(-1)
 
         # One call of the decoder, whatever the support. In chunks, ranks would call it different numbers of times, which
         # DistributedDataParallel allows, and fully_shard, which collects the weights for each call, does not.
@@ -116,7 +118,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         store = (pathlib.Path(folder) / "store").as_uri()
-        torch.multiprocessing.spawn(process, (2, store, options.steps, options.shard), nprocs=2)
+        spawn(process, (2, store, options.steps, options.shard), nprocs=2)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import pathlib
 import pytest
 import torch
 from torch import distributed
+from torch.multiprocessing.spawn import spawn
 
 from examples import distributed as example
 
@@ -29,18 +30,15 @@ def work(rank: int, path: pathlib.Path) -> None:
     distributed.destroy_process_group()
 
 
-@pytest.fixture(scope="module")
-def losses(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[float]]]:
-    """The losses of all cases on both ranks, of processes that are started once."""
-    path = tmp_path_factory.mktemp("distributed")
-    torch.multiprocessing.spawn(work, (path,), nprocs=2)
-    return [json.loads((path / f"{rank}.json").read_text()) for rank in range(2)]
+def test_two_processes_train_as_one_with_the_joint_batch(tmp_path: pathlib.Path) -> None:
+    """Supports differ between the ranks, also their numbers of examples, and one can have none.
 
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("way", WAYS)
-def test_two_processes_train_as_one_with_the_joint_batch(way: str, size: int, losses: list[dict[str, list[float]]]) -> None:
-    """Supports differ between the ranks, also their numbers of examples, and one can have none."""
-    wanted = example.train(example.make(dtype=torch.float64), N_STEPS, batch_size=size, dtype=torch.float64)
-    for found in losses:
-        assert found[f"{way}-{size}"] == pytest.approx(wanted, rel=1e-9)
+    All in one test: starting processes takes seconds.
+    """
+    spawn(work, (tmp_path,), nprocs=2)
+    for rank in range(2):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        for size in SIZES:
+            wanted = example.train(example.make(dtype=torch.float64), N_STEPS, batch_size=size, dtype=torch.float64)
+            for way in WAYS:
+                assert found[f"{way}-{size}"] == pytest.approx(wanted, rel=1e-9), (way, size)

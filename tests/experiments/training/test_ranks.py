@@ -22,6 +22,7 @@ from sparsum_experiments.experiment import AbstractExperiment, Step
 from sparsum_experiments.registry import make_args, make_experiment
 from sparsum_experiments.runs import RunFolder
 from sparsum_experiments.signal_game import SignalGame
+from sparsum_experiments.training import start
 from sparsum_experiments.training.joint_steps import JointSteps, share_of
 from sparsum_experiments.training.launch import run_ranks
 from sparsum_experiments.training.ranks import Ranks, found_launch
@@ -115,62 +116,56 @@ def stop_within_an_epoch(ranks: Ranks, out: pathlib.Path) -> str:
     return str(failure.value)
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, list[dict[str, Any]]]:
-    """What two processes made, in a folder, and what each of them found: started once, since that takes seconds."""
-    path = tmp_path_factory.mktemp("ranks")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPARSUM_CACHE", str(path / "cache"))
-        run_ranks(work, 2, path)
-    return path, [pickle.loads((path / f"{rank}.pickle").read_bytes()) for rank in range(2)]
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARSUM_CACHE", str(tmp_path / "cache"))
 
 
-Made = tuple[pathlib.Path, list[dict[str, Any]]]
+def test_two_processes_do_what_one_does_with_the_whole_batch(tmp_path: pathlib.Path) -> None:
+    """In steps and runs, with noise, when they are stopped, and when something is wrong on one of them.
+
+    All in one test: starting processes takes seconds.
+    """
+    run_ranks(work, 2, tmp_path)
+    found = [pickle.loads((tmp_path / f"{rank}.pickle").read_bytes()) for rank in range(2)]
+    for case in CASES:
+        check_steps(case, [each["-".join(case)] for each in found])
+    _, one = run("signal-game", "sparse", GAME, out=tmp_path / "one")
+    for line, wanted in zip(RunFolder(tmp_path / "game").metrics(), one, strict=True):
+        for part in ("train", "validation", "calls"):
+            assert line[part] == pytest.approx(wanted[part], rel=1e-5), part
+    assert found[0]["stopped"] == found[1]["stopped"]
+    assert "; saved in" in found[0]["stopped"]
+    check_equal(tmp_path / "stopped", tmp_path / "whole")
+    for rank in range(2):
+        for error, (*_, message) in zip(found[rank]["errors"], WRONG, strict=True):
+            assert message in error
+        assert found[rank]["together"] == ("no such disk" if rank else "rank 1 failed: no such disk")
+    assert not pathlib.Path("never").exists()
 
 
-@pytest.mark.parametrize("case", CASES, ids="-".join)
-def test_two_processes_take_the_steps_of_one_with_the_whole_batch(case: tuple[str, str], made: Made) -> None:
+def check_steps(case: tuple[str, str], found: list[list[tuple[Step, list[torch.Tensor]]]]) -> None:
     """Shares of 3 and 2 examples, then of 1 and none: objective, terms, calls and gradients, on both ranks."""
     wanted = taken(Steps(experiment_of(*case), Fabric(accelerator="cpu", devices=1)))
     tolerance = 1e-12 if case[0] == "signal-game" else 1e-5
-    for found in made[1]:
-        for (step, gradients), (one, one_gradients) in zip(found["-".join(case)], wanted, strict=True):
-            close: dict[str, Any] = {"rtol": tolerance, "atol": tolerance, "check_dtype": False}
+    close: dict[str, Any] = {"rtol": tolerance, "atol": tolerance, "check_dtype": False}
+    for steps in found:
+        for (step, gradients), (one, one_gradients) in zip(steps, wanted, strict=True):
             assert torch.equal(step.calls, one.calls)
             torch.testing.assert_close(gradients, one_gradients, **close)
             torch.testing.assert_close([step.objective, *step.terms.values()], [one.objective, *one.terms.values()], **close)
 
 
-def test_a_run_of_two_processes_has_the_metrics_of_one(made: Made, tmp_path: pathlib.Path) -> None:
-    _, one = run("signal-game", "sparse", GAME, out=tmp_path / "one")
-    for line, wanted in zip(RunFolder(made[0] / "game").metrics(), one, strict=True):
-        for part in ("train", "validation", "calls"):
-            assert line[part] == pytest.approx(wanted[part], rel=1e-5), part
-
-
-def test_a_run_that_was_stopped_ends_as_one_that_was_not(made: Made) -> None:
-    """With noise, which each rank has of its own, and a running mean as baseline."""
-    path, found = made
-    assert found[0]["stopped"] == found[1]["stopped"]
-    assert "; saved in" in found[0]["stopped"]
-    assert without_times(RunFolder(path / "stopped").metrics()) == without_times(RunFolder(path / "whole").metrics())
-    assert same_weights(path / "stopped", path / "whole")
-
-
-def test_what_is_wrong_on_one_rank_is_an_error_on_all(made: Made) -> None:
-    for rank in range(2):
-        found = made[1][rank]
-        for error, (*_, wanted) in zip(found["errors"], WRONG, strict=True):
-            assert wanted in error
-        assert found["together"] == ("no such disk" if rank else "rank 1 failed: no such disk")
-    assert not pathlib.Path("never").exists()
+def check_equal(one: pathlib.Path, other: pathlib.Path) -> None:
+    """Two runs have the same metrics and weights, bit for bit."""
+    assert without_times(RunFolder(one).metrics()) == without_times(RunFolder(other).metrics())
+    assert same_weights(one, other)
 
 
 def test_a_rank_that_is_killed_ends_the_others_and_the_run_can_be_resumed(
-    made: Made, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SPARSUM_CACHE", str(made[0] / "cache"))
-    out = tmp_path / "run"
+    out = tmp_path / "killed"
     file = out / "checkpoints" / "last.pt"
     words = ["train", "ssvae", "sfe", "--devices", "2", "--checkpoint-seconds", "0.01", "--out", str(out)]
     words += [word for name, value in NOISY.items() for word in (f"--{name.replace('_', '-')}", str(value))]
@@ -183,8 +178,18 @@ def test_a_rank_that_is_killed_ends_the_others_and_the_run_can_be_resumed(
     assert (process.returncode, "rank 1 was ended by SIGKILL; the last checkpoint is whole" in errors) == (1, True), errors
     with pytest.raises(UsageError, match=r"stopped within an epoch of 2 processes.* cannot continue it with 1"):
         run("ssvae", "sfe", {"devices": 1}, out=out, resume=True)
-    _, metrics = run("ssvae", "sfe", {}, out=out, resume=True)
-    assert without_times(metrics) == without_times(RunFolder(made[0] / "whole").metrics())
+    started = list[int]()
+    with monkeypatch.context() as patch:  # as many as before
+        patch.setattr(start, "run_ranks", lambda work, n, request: started.append(n))
+        run("ssvae", "sfe", {}, out=out, resume=True)
+    assert started == [2]
+    run_ranks(finish, 2, tmp_path)
+    check_equal(out, tmp_path / "whole")
+
+
+def finish(ranks: Ranks, path: pathlib.Path) -> None:
+    run_rank(ranks, request("ssvae", "sfe", {}, path / "killed", resume=True))
+    run_rank(ranks, request("ssvae", "sfe", NOISY, path / "whole"))
 
 
 def test_errors_of_ranks_can_be_raised_by_another_process() -> None:
