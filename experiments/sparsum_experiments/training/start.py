@@ -82,7 +82,8 @@ def _wanted(request: Request) -> tuple[int, int]:
     """The numbers of devices and nodes that are given or, if a run is resumed, that it had."""
     folder, options = RunFolder(request.out), request.options
     saved = folder.config().args.model_dump() if request.resume and folder.exists() else {}
-    devices, nodes = (options.get(key) or saved.get(key) or 1 for key in ("devices", "nodes"))
+    counts = {key: value for key, value in saved.items() if type(value) is int}  # others are refused later
+    devices, nodes = (options.get(key) or counts.get(key) or 1 for key in ("devices", "nodes"))
     return devices, nodes
 
 
@@ -101,13 +102,13 @@ def _check_split(request: Request, devices: int, nodes: int) -> None:
     """Raise a UsageError if this machine cannot start the processes of a run."""
     if nodes > 1:
         raise UsageError(f"--nodes {nodes} needs a process on each machine: start it by torchrun or srun")
-    if not request.resume:
-        args = make_args(request.name, request.method, request.options)
-        _check_batch(args, devices)
-        if RunFolder(request.out).exists():
-            raise _taken(RunFolder(request.out))
-        if device_of(args.device).type == "cuda" and devices > (n := torch.cuda.device_count()):
-            raise UsageError(f"--devices {devices}: torch finds {n} GPU{'s' * (n > 1)} here; use --device cpu, or fewer")
+    folder, name, method, options = RunFolder(request.out), request.name, request.method, request.options
+    if not request.resume and folder.exists():
+        raise _taken(folder)
+    args = _resumed_args(folder, name, method, options) if request.resume else make_args(name, method, options)
+    _check_batch(args, devices)
+    if device_of(args.device).type == "cuda" and devices > (n := torch.cuda.device_count()):
+        raise UsageError(f"--devices {devices}: torch finds {n} GPU{'s' * (n > 1)} here; use --device cpu, or fewer")
 
 
 def _check_batch(args: CommonArgs, n: int) -> None:
