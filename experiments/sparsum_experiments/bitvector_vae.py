@@ -285,6 +285,11 @@ class BitvectorVAE(AbstractExperiment):
         """Steps in chunks cannot be captured: the number of chunks depends on the data."""
         return getattr(self.estimator, "chunk_size", None) is None
 
+    @property
+    def is_divisible(self) -> bool:
+        """Centred scores depend on the other examples of the batch."""
+        return self.model.centring is None
+
     def start_epoch(self, generator: torch.Generator) -> Tensor:
         """A permutation of the training images; an incomplete last batch is dropped."""
         return torch.randperm(len(self.images.train.x), generator=generator, device=self.device)

@@ -158,6 +158,7 @@ def _train_command(experiment: str) -> click.Command:
 def _train(
     experiment: str, method: str, out: pathlib.Path | None, resume: bool, checkpoint_seconds: float, **options: Any
 ) -> None:
+    from sparsum_experiments.runs import SilentFolder
     from sparsum_experiments.training.start import run
 
     check_method(experiment, method)
@@ -165,6 +166,8 @@ def _train(
     for name in (name for name, value in options.items() if value is not None and not uses(experiment, method, name)):
         say(f"{known[name].flag} makes no difference to {method}", error=True)
     folder, metrics = run(experiment, method, options, out=out, resume=resume, checkpoint_seconds=checkpoint_seconds)
+    if isinstance(folder, SilentFolder):  # another process of this run says it
+        return
     if metrics:
         shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics[-1]["validation"].items())
         say(f"epoch {metrics[-1]['epoch'] + 1}: validation {shown}")

@@ -19,3 +19,10 @@ class Stopped(RuntimeError):
     def __init__(self, message: str, path: pathlib.Path) -> None:
         super().__init__(message)
         self.path = path
+
+    def __reduce__(self) -> tuple[type[Stopped], tuple[str, pathlib.Path]]:
+        return type(self), (str(self), self.path)
+
+
+class LostRankError(RuntimeError):
+    """Another process of the same run ended or failed."""

@@ -121,6 +121,11 @@ class AbstractExperiment(ABC):
         """Whether all steps do the same work except for the sizes of supports, so that a GPU can capture them."""
         return True
 
+    @property
+    def is_divisible(self) -> bool:
+        """Whether the loss of a batch is the mean over its examples, so that it can be split over devices."""
+        return True
+
     def optimiser(self) -> torch.optim.Optimizer:
         """A new optimiser of the model's parameters."""
         return adam(self.model, self.args.lr, getattr(self.args, "weight_decay", 0.0))

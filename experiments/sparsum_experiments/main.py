@@ -32,7 +32,7 @@ def _run(words: list[str] | None) -> NoReturn:
         import click
 
         from sparsum_experiments import cli
-        from sparsum_experiments.errors import DivergedError, Stopped
+        from sparsum_experiments.errors import DivergedError, LostRankError, Stopped
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.startswith("sparsum"):
             raise
@@ -51,7 +51,7 @@ def _run(words: list[str] | None) -> NoReturn:
         from sparsum_experiments.training.start import resume_command
 
         _fail(f"{error}\nto continue: {resume_command(RunFolder(error.path))}", 130)
-    except DivergedError as error:
+    except (DivergedError, LostRankError) as error:
         _fail(str(error), 1)
     except (ImportError, OSError, ValueError) as error:
         _fail(str(error), 2)

@@ -23,6 +23,8 @@ from sparsum_experiments.errors import UsageError
 #: Details of the options of all Gumbel methods, and of the number of epochs, whatever its default.
 _GUMBEL: dict[str, Any] = {"methods": ("gumbel", "st-gumbel", "st-gumbel-mode"), "changes_cost": False}
 EPOCHS: dict[str, Any] = {"ge": 1, "le": 2**60, "free_on_resume": True, "changes_cost": False, "is_main": True}
+# Details of the options that split a batch.
+_SHARED: dict[str, Any] = {"ge": 1, "le": 2**16, "free_on_resume": True, "is_place": True}
 #: The largest size of a network or a structure: more would not fit into memory, whatever a file says.
 MAX_SIZE = 2**16
 
@@ -117,7 +119,9 @@ class CommonArgs(pydantic.BaseModel):
     device: Literal["auto", "cpu", "cuda"] = option(
         "auto", "Where to compute; auto takes a GPU if there is one.", free_on_resume=True, is_place=True
     )
-    precision: Literal["32", "bf16-mixed"] = option("32", "Floating-point precision; a GPU captures steps only with 32.")
+    devices: int = option(1, "Devices of each machine that train the model together; a batch is split over them.", **_SHARED)
+    nodes: int = option(1, "Machines that do; for more than one, start it by torchrun or srun.", **_SHARED)
+    precision: Literal["32", "bf16-mixed"] = option("32", "Floating-point precision; one GPU captures steps with 32 only.")
 
     @property
     def data_name(self) -> str:

@@ -34,7 +34,7 @@ _WARM_NETWORKS = ("classifier", "inference", "generative")
 _WARM_VERSION = 2
 # Options that the warm start does not use; of the method it uses the classification loss.
 _NOT_WARM = {"method", "data", "data_dir", "epochs", "seed", "lr", "temperature_decay", "temperature_every", "device"}
-_NOT_WARM |= {"precision", "warm_epochs", "k"}
+_NOT_WARM |= {"devices", "nodes", "precision", "warm_epochs", "k"}
 
 
 class Args(CommonArgs):

@@ -1,6 +1,7 @@
 """Runs on disk: their folders and records, each format with its reader and writer."""
 
 from sparsum_experiments.runs.folder import RunFolder as RunFolder
+from sparsum_experiments.runs.folder import SilentFolder as SilentFolder
 from sparsum_experiments.runs.records import LATENT_FOLDER as LATENT_FOLDER
 from sparsum_experiments.runs.records import read_records as read_records
 from sparsum_experiments.runs.records import records_file as records_file

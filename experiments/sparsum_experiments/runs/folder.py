@@ -121,3 +121,30 @@ class RunFolder:
             return METRICS.validate_python(files.read_json(self._progress_file))
         except (OSError, ValueError):
             return {}
+
+
+class SilentFolder(RunFolder):
+    """The folder as processes see it that train the same model as the one that writes: they read, and write nothing."""
+
+    def create(self, config: Config) -> None:
+        """Leave it to the writer."""
+
+    def update_args(self, args: Mapping[str, Any]) -> None:
+        """Leave it to the writer."""
+
+    @contextlib.contextmanager
+    def locked(self, *, wait: bool = False) -> Iterator[None]:
+        """The writer holds the lock."""
+        yield
+
+    def add_metrics(self, line: Mapping[str, Any]) -> None:
+        """Leave it to the writer."""
+
+    def keep_metrics(self, n_epochs: int) -> None:
+        """Leave it to the writer."""
+
+    def save(self, name: str, state: dict[str, Any]) -> None:
+        """Leave it to the writer."""
+
+    def write_progress(self, progress: Mapping[str, Any]) -> None:
+        """Leave it to the writer."""

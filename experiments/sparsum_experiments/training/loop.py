@@ -11,22 +11,25 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 from lightning_fabric import Fabric
+from torch import distributed
 from torch.utils.tensorboard import SummaryWriter
 
 from sparsum import NoDistribution
-from sparsum_experiments.errors import DivergedError, Stopped
+from sparsum_experiments.errors import DivergedError, Stopped, UsageError
 from sparsum_experiments.experiment import AbstractExperiment
 from sparsum_experiments.options import CommonArgs, config_digest
 from sparsum_experiments.runs import RunFolder
 from sparsum_experiments.seeds import generator_for, seed_for
 from sparsum_experiments.training.epoch_log import EpochLog
+from sparsum_experiments.training.joint_steps import JointSteps
 from sparsum_experiments.training.progress import LiveLine
+from sparsum_experiments.training.ranks import ALONE, Ranks
 from sparsum_experiments.training.steps import steps_for
 
 #: A run that is killed loses at most this much.
@@ -52,12 +55,19 @@ class Training:
     """A run of an experiment in its folder, from where it was."""
 
     def __init__(
-        self, experiment: AbstractExperiment, folder: RunFolder, fabric: Fabric, line: LiveLine, checkpoint_seconds: float
+        self,
+        experiment: AbstractExperiment,
+        folder: RunFolder,
+        fabric: Fabric,
+        line: LiveLine,
+        checkpoint_seconds: float,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.experiment, self.folder, self.fabric, self.line = experiment, folder, fabric, line
+        self.ranks = ranks
         self.checkpoint_seconds = checkpoint_seconds  # within an epoch; at its end, the run saves more often
         self.place = _Place()
-        self.steps = steps_for(experiment, fabric)
+        self.steps = steps_for(experiment, fabric) if ranks.n == 1 else JointSteps(experiment, fabric, ranks)
         self.log = self._new_log()
         self._noise: torch.Tensor | None = None  # the generator's state within an epoch
         self._best: dict[str, Any] | None = None  # a checkpoint to be written with the next one
@@ -73,6 +83,7 @@ class Training:
             raise ValueError(f"{error}; delete it to start from the beginning") from error
         if state is not None:
             check_config(self.folder, state, self.experiment.args)
+            self._check_ranks(state)
             try:
                 self._restore(state)
             except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -84,29 +95,46 @@ class Training:
 
     def run(self) -> list[dict[str, Any]]:
         """Train to the end; returns the metrics of all epochs."""
+        place = {"its epoch": self.place.epoch, "its step": self.place.step}
+        self.ranks.check_same("checkpoint, from a file system that they share", place)
         if not self._is_begun:
             try:
-                self.experiment.start(self.line.say)
+                self.ranks.together(lambda: self.experiment.start(self.line.say))
             except KeyboardInterrupt:  # it starts again when the run is resumed
                 raise Stopped(f"stopped before the first step of {self.folder.path}", self.folder.path) from None
         if self.place.epoch >= self.experiment.args.epochs:
             self.line.say(f"already finished after {self.place.epoch} epochs; give more --epochs to continue")
             return self.folder.metrics()
-        with (
-            _stop_requests() as requests,
-            SummaryWriter(str(self.folder.path / "tensorboard"), purge_step=self.place.epoch) as writer,
-        ):
+        if self.ranks.n > 1:
+            self._begin_together()
+        with _stop_requests() as requests, self._scalars() as writer:
             while self.place.epoch < self.experiment.args.epochs:
                 with self.steps.epoch():
                     self._train_epoch(requests)
-                _write_scalars(writer, self._end_epoch())
+                line = self._end_epoch()
+                if writer is not None:
+                    _write_scalars(writer, line)
         return self.folder.metrics()
+
+    def _begin_together(self) -> None:
+        """Give all ranks the weights of rank 0, since a warm start or a checkpoint came after the model was made."""
+        if self.fabric.device.type == "cuda":
+            self.line.say("with several devices, steps are not captured as CUDA graphs")
+        for tensor in self.experiment.model.state_dict().values():
+            distributed.broadcast(tensor, 0)
+
+    def _scalars(self) -> AbstractContextManager[SummaryWriter | None]:
+        if not self.ranks.is_first:
+            return nullcontext()
+        return SummaryWriter(str(self.folder.path / "tensorboard"), purge_step=self.place.epoch)
 
     def _train_epoch(self, requests: list[int]) -> None:
         """Take the steps of an epoch that are left."""
         experiment, place = self.experiment, self.place
         generator = self.steps.generator.manual_seed(seed_for(experiment.args.seed, "epoch", place.epoch))
-        order = experiment.start_epoch(generator)
+        order = experiment.start_epoch(generator)  # the same on all ranks
+        if not self.ranks.is_first:  # whose noise is that of a training in one process
+            generator.manual_seed(seed_for(experiment.args.seed, "epoch", place.epoch, "rank", self.ranks.rank))
         if self._noise is not None:
             generator.set_state(self._noise)
             self._noise = None
@@ -127,14 +155,18 @@ class Training:
     def _look(self, generator: torch.Generator, *, is_stopping: bool) -> None:
         """Now and then show progress, check the loss, and save."""
         now = time.monotonic()
-        if not (is_stopping or self.fabric.device.type == "cpu" or now - self._looked_at > LOOK_SECONDS):
+        is_stopping, is_saving, is_looking = self.ranks.any(  # clocks and signals differ
+            is_stopping, now - self._saved_at > self.checkpoint_seconds, now - self._looked_at > LOOK_SECONDS
+        )
+        if not (is_stopping or self.fabric.device.type == "cpu" or is_looking):
             return
         self._check()
-        if is_stopping or now - self._saved_at > self.checkpoint_seconds:
+        if is_stopping or is_saving:
             self._save(generator)
         if is_stopping:
+            self.ranks.wait()  # a launcher kills all once one has ended
             raise Stopped(f"stopped after step {self._n_steps_done()}; saved in {self.folder.path}", self.folder.path)
-        if now - self._looked_at > LOOK_SECONDS:
+        if is_looking:
             self._looked_at = now
             self._show()
 
@@ -195,7 +227,8 @@ class Training:
             weights = {name: tensor.clone() for name, tensor in experiment.model.state_dict().items()}
             self._best = {"model": weights, "epoch": line["epoch"], "config": config_digest(experiment.args)}
         wait = min(self.checkpoint_seconds, EPOCH_CHECKPOINT_SECONDS)
-        if self.place.epoch >= experiment.args.epochs or time.monotonic() - self._saved_at >= wait:
+        is_last = self.place.epoch >= experiment.args.epochs
+        if any(self.ranks.any(is_last or time.monotonic() - self._saved_at >= wait)):
             self._save(None)
         self.line.epoch(line)
         return line
@@ -218,7 +251,8 @@ class Training:
             "config": config_digest(self.experiment.args),
         }
         if generator is not None:
-            state |= {"noise": generator.get_state(), "epoch_log": self.log.state()}
+            noise = self.ranks.gather(generator.get_state())
+            state |= {"noise": noise[0] if self.ranks.n == 1 else noise, "epoch_log": self.log.state()}
         self._save_best()
         self.folder.save("last", state)
         self._saved_at = time.monotonic()
@@ -228,6 +262,14 @@ class Training:
         if self._best is not None:
             self.folder.save("best", self._best)
             self._best = None
+
+    def _check_ranks(self, state: dict[str, Any]) -> None:
+        """Raise a UsageError if a checkpoint within an epoch has the noise of another number of ranks."""
+        if "noise" in state and (n := len(_noises(state))) != self.ranks.n:
+            raise UsageError(
+                f"{self.folder.path} stopped within an epoch of {n} process{'es' * (n > 1)}, each with noise of its own, "
+                f"and cannot continue it with {self.ranks.n}: continue with as many, to the end of an epoch at least"
+            )
 
     def _restore(self, state: dict[str, Any]) -> None:
         """Take over a checkpoint; an error of any kind means that it does not fit."""
@@ -244,8 +286,14 @@ class Training:
         place.best, place.seconds, place.epoch_seconds = map(float, (place.best, place.seconds, place.epoch_seconds))
         if place.step:
             self.log.restore(state["epoch_log"])
-            self._noise = state["noise"].cpu()
+            self._noise = _noises(state)[self.ranks.rank].cpu()
             torch.Generator(self.fabric.device).set_state(self._noise)  # raises if it is not a state
+
+
+def _noises(state: dict[str, Any]) -> list[torch.Tensor]:
+    """The states of the generators of all ranks in a checkpoint within an epoch."""
+    noise = state["noise"]
+    return noise if isinstance(noise, list) else [noise]
 
 
 def check_config(folder: RunFolder, state: dict[str, Any], args: CommonArgs) -> None:

@@ -21,11 +21,11 @@ _PLAIN_SECONDS = 10.0
 class LiveLine:
     """A progress bar on a terminal, within 80 columns, and a plain line now and then elsewhere."""
 
-    def __init__(self, experiment: AbstractExperiment) -> None:
+    def __init__(self, experiment: AbstractExperiment, *, is_quiet: bool = False) -> None:
         args = experiment.args
         self.title, self.n_epochs = f"{experiment.name} {args.method} seed {args.seed}", args.epochs
         self.criterion = experiment.criterion_of(args.method)
-        self.console = Console(file=sys.stderr, markup=False)
+        self.console = Console(file=sys.stderr, markup=False, quiet=is_quiet)
         columns = [BarColumn(bar_width=12), TextColumn("{task.description}", markup=False)]
         self._bar = Progress(*columns, console=self.console, transient=True, refresh_per_second=4)
         self._task = self._bar.add_task(self.title, total=1.0)

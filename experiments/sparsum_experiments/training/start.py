@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import importlib.metadata
 import pathlib
@@ -10,19 +11,23 @@ import shlex
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 
 from sparsum_experiments.errors import UsageError
 from sparsum_experiments.experiment import AbstractExperiment
 from sparsum_experiments.files import remove_temporaries
 from sparsum_experiments.options import CommonArgs, as_flag, options_of
 from sparsum_experiments.registry import make_args, make_experiment, restore_args
-from sparsum_experiments.runs import Config, RunArgs, RunFolder
+from sparsum_experiments.runs import Config, RunArgs, RunFolder, SilentFolder
+from sparsum_experiments.training.launch import run_ranks
 from sparsum_experiments.training.loop import CHECKPOINT_SECONDS, Training
 from sparsum_experiments.training.progress import LiveLine
+from sparsum_experiments.training.ranks import ALONE, Launch, Ranks, found_launch
 
 _PACKAGES = ("sparsum", "sparsum-experiments", "torch", "lightning-fabric", "numpy", "scipy")
 
@@ -48,41 +53,120 @@ def run(
         raise UsageError(f"--out must be valid UTF-8, got {str(out)!r}") from None
     if not checkpoint_seconds >= 0:  # NaN included
         raise UsageError(f"--checkpoint-seconds must be at least 0, got {checkpoint_seconds}")
-    folder = RunFolder(out)
-    if resume:
-        return _resume(name, method, options, folder, checkpoint_seconds)
-    assert args is not None
-    if folder.exists():
+    request = Request(name, method, options, out, resume, checkpoint_seconds)
+    devices, nodes = _wanted(request)
+    if launch := found_launch(devices * nodes):
+        request = dataclasses.replace(request, options=_launched_options(options, launch))
+        with launch.joined() as ranks:
+            return run_rank(ranks, request)
+    if devices * nodes == 1:
+        return run_rank(ALONE, request)
+    _check_split(request, devices, nodes)
+    run_ranks(run_rank, devices, request)
+    return RunFolder(out), RunFolder(out).metrics()
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of `run`, once they are checked."""
+
+    name: str
+    method: str
+    options: dict[str, Any]
+    out: pathlib.Path
+    resume: bool
+    checkpoint_seconds: float
+
+
+def _wanted(request: Request) -> tuple[int, int]:
+    """The numbers of devices and nodes that are given or, if a run is resumed, that it had."""
+    folder, options = RunFolder(request.out), request.options
+    saved = folder.config().args.model_dump() if request.resume and folder.exists() else {}
+    counts = {key: value for key, value in saved.items() if type(value) is int}  # others are refused later
+    devices, nodes = (options.get(key) or counts.get(key) or 1 for key in ("devices", "nodes"))
+    return devices, nodes
+
+
+def _launched_options(options: dict[str, Any], launch: Launch) -> dict[str, Any]:
+    """The options with the numbers of devices and nodes with which this process was started."""
+    seen = {"devices": launch.devices, "nodes": launch.nodes}
+    for key, value in seen.items():
+        if options.get(key) not in {None, value}:
+            raise UsageError(
+                f"{as_flag(key)} is {options[key]}, but {launch.ranks.n} processes were started on {launch.nodes} nodes"
+            )
+    return options | seen
+
+
+def _check_split(request: Request, devices: int, nodes: int) -> None:
+    """Raise a UsageError if this machine cannot start the processes of a run."""
+    if nodes > 1:
+        raise UsageError(f"--nodes {nodes} needs a process on each machine: start it by torchrun or srun")
+    folder, name, method, options = RunFolder(request.out), request.name, request.method, request.options
+    if not request.resume and folder.exists():
         raise _taken(folder)
-    fabric = fabric_for(args)
-    experiment = make_experiment(name, args, fabric.device)  # before the folder: a refused option leaves nothing behind
+    args = _resumed_args(folder, name, method, options) if request.resume else make_args(name, method, options)
+    _check_batch(args, devices)
+    if device_of(args.device).type == "cuda" and devices > (n := torch.cuda.device_count()):
+        raise UsageError(f"--devices {devices}: torch finds {n} GPU{'s' * (n > 1)} here; use --device cpu, or fewer")
+
+
+def _check_batch(args: CommonArgs, n: int) -> None:
+    if args.batch_size < n:
+        raise UsageError(f"--batch-size {args.batch_size} cannot be split over {n} processes: it must be at least {n}")
+
+
+def run_rank(ranks: Ranks, request: Request) -> tuple[RunFolder, list[dict[str, Any]]]:
+    """Start or resume a run, as one of its processes."""
+    given = {as_flag(key): value for key, value in request.options.items() if key != "data_dir"}
+    about = {"experiment": request.name, "method": request.method, "--out": request.out, "--resume": request.resume}
+    ranks.check_same("options", about | given)
+    folder = (RunFolder if ranks.is_first else SilentFolder)(request.out)
+    return (_resume if request.resume else _start)(ranks, request, folder)
+
+
+def _start(ranks: Ranks, request: Request, folder: RunFolder) -> tuple[RunFolder, list[dict[str, Any]]]:
+    args = make_args(request.name, request.method, request.options)
+    if ranks.is_first and folder.exists():
+        raise _taken(folder)
+    # Before the folder: a refused option leaves nothing behind.
+    experiment, fabric = _made(ranks, request.name, args)
     with folder.locked():
-        if folder.exists():
+        if ranks.is_first and folder.exists():
             raise _taken(folder)
-        folder.create(_config(name, args, experiment))
-        with LiveLine(experiment) as line:
-            return folder, _train(Training(experiment, folder, fabric, line, checkpoint_seconds))
+        folder.create(_config(request.name, args, experiment))
+        with LiveLine(experiment, is_quiet=not ranks.is_first) as line:
+            return folder, _train(Training(experiment, folder, fabric, line, request.checkpoint_seconds, ranks))
 
 
-def _resume(
-    name: str, method: str, options: dict[str, Any], folder: RunFolder, checkpoint_seconds: float
-) -> tuple[RunFolder, list[dict[str, Any]]]:
+def _made(ranks: Ranks, name: str, args: CommonArgs) -> tuple[AbstractExperiment, Fabric]:
+    """The experiment on the device of a rank."""
+    _check_batch(args, ranks.n)
+    fabric = fabric_for(args, ranks)
+    experiment = ranks.together(lambda: make_experiment(name, args, fabric.device))
+    ranks.check_same("data", dict(experiment.data_files))
+    if ranks.n > 1 and not experiment.is_divisible:
+        raise UsageError("--score-centre batch needs the whole batch on one device: use one, or --score-centre none")
+    return experiment, fabric
+
+
+def _resume(ranks: Ranks, request: Request, folder: RunFolder) -> tuple[RunFolder, list[dict[str, Any]]]:
     if not folder.exists():
         raise UsageError(f"there is no run to resume in {folder.path}; omit --resume to start one")
     with folder.locked():  # from the first look on, so that no other process changes what is seen
-        args, config = _resumed_args(folder, name, method, options), folder.config()
-        fabric = fabric_for(args)
-        experiment = make_experiment(name, args, fabric.device)
+        args, config = _resumed_args(folder, request.name, request.method, request.options), folder.config()
+        experiment, fabric = _made(ranks, request.name, args)
         check_data(config, experiment, folder)
-        with LiveLine(experiment) as line:
+        with LiveLine(experiment, is_quiet=not ranks.is_first) as line:
             if fabric.device.type == "cpu" and config.threads not in {None, torch.get_num_threads()}:
                 line.say(
                     f"the run was started with {config.threads} threads and continues with {torch.get_num_threads()}: "
                     "its numbers will differ in the last digits (OMP_NUM_THREADS sets the number)"
                 )
-            training = Training(experiment, folder, fabric, line, checkpoint_seconds)
-            training.restore()  # a run that cannot be resumed stays as it was
-            remove_temporaries(folder.path)
+            training = Training(experiment, folder, fabric, line, request.checkpoint_seconds, ranks)
+            ranks.together(training.restore)  # a run that cannot be resumed stays as it was
+            if ranks.is_first:
+                remove_temporaries(folder.path)
             folder.update_args(args.model_dump())
             return folder, _train(training)
 
@@ -134,10 +218,15 @@ def _resumed_args(folder: RunFolder, name: str, method: str, options: dict[str, 
     return restored.replace(**{key: value for key, value in given.items() if key in free})
 
 
-def fabric_for(args: CommonArgs) -> Fabric:
+def fabric_for(args: CommonArgs, ranks: Ranks = ALONE) -> Fabric:
     """The device and precision of a run."""
     precision: Any = "32-true" if args.precision == "32" else args.precision
-    return Fabric(accelerator=device_of(args.device).type, devices=1, precision=precision)
+    kind = device_of(args.device).type
+    if ranks.n == 1:
+        return Fabric(accelerator=kind, devices=1, precision=precision)
+    # The processes have found each other already: Fabric must not look for them in its environment.
+    devices: Any = [ranks.gpu] if kind == "cuda" else 1
+    return Fabric(accelerator=kind, devices=devices, precision=precision, plugins=[LightningEnvironment()])
 
 
 def device_of(device: str) -> torch.device:

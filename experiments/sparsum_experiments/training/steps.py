@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,9 +32,13 @@ class Steps:
 
     def __init__(self, experiment: AbstractExperiment, fabric: Fabric) -> None:
         self.experiment, self.fabric = experiment, fabric
-        self.model, self.optimiser = fabric.setup(experiment.model, experiment.optimiser())
+        self.model, self.optimiser = fabric.setup(self.wrapped(experiment.model), experiment.optimiser())
         #: The source of all noise, the same object in all epochs, since captured steps refer to it.
         self.generator = torch.Generator(fabric.device)
+
+    def wrapped(self, model: torch.nn.Module) -> torch.nn.Module:
+        """The model as it is called in training."""
+        return model
 
     def epoch(self) -> contextlib.AbstractContextManager[None]:
         """The context in which the steps of an epoch run."""
@@ -42,11 +46,15 @@ class Steps:
 
     def take(self, order: Tensor, i: int) -> Step:
         """Step i of an epoch; its result is valid until the next step."""
-        step: Step = self.model(self.experiment.batch(order, i, self.generator), self.generator)
+        return self.advance(self.experiment.batch(order, i, self.generator))
+
+    def advance(self, batch: Mapping[str, Tensor], scale: float = 1.0) -> Step:
+        """Change the weights by the gradient of a batch's loss, times ``scale``."""
+        step: Step = self.model(batch, self.generator)
         self.optimiser.zero_grad(set_to_none=True)
         # Waking torch's own thread for the backward pass of a GPU takes longer than launching it from this one.
         with torch.autograd.set_multithreading_enabled(False):
-            self.fabric.backward(step.objective)
+            self.fabric.backward(step.objective if scale == 1 else step.objective * scale)
         self.optimiser.step()
         return Step(step.objective.detach(), step.terms, step.calls)
 

@@ -1,0 +1,178 @@
+"""The processes that train one model together, one for each device, and what they agree on.
+
+What is agreed never depends on the support of a distribution, which has another size on every rank. Flags and objects travel
+between the hosts by gloo, so that no GPU is waited for; gradients by NCCL where there are GPUs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
+from torch import distributed
+
+from sparsum_experiments.errors import LostRankError, UsageError
+
+#: How long a rank waits for another one that does not answer. That a process has ended is noticed at once.
+TIMEOUT = datetime.timedelta(minutes=10)
+#: The end of messages about a process that is gone.
+RESUMABLE = "the last checkpoint is whole, and --resume continues from it"
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those of a training; by default it is the only one.
+
+    Args:
+        rank: the index of this process.
+        n: the number of processes.
+        local_rank: the index among those of this machine, which is that of its GPU.
+    """
+
+    rank: int = 0
+    n: int = 1
+    local_rank: int = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that writes."""
+        return self.rank == 0
+
+    @property
+    def gpu(self) -> int:
+        """The index of this process's GPU among those that it sees; SLURM can show each task its own alone."""
+        n = torch.cuda.device_count()
+        if self.local_rank >= n > 1:
+            raise UsageError(f"process {self.local_rank} of this machine has no GPU: torch finds {n}")
+        return self.local_rank if self.local_rank < n else 0
+
+    def gather(self, value: Result) -> list[Result]:
+        """The values of all ranks."""
+        if self.n == 1:
+            return [value]
+        found: list[Any] = [None] * self.n
+        distributed.all_gather_object(found, value)
+        return found
+
+    def any(self, *flags: bool) -> list[bool]:
+        """Whether each flag is set on any rank."""
+        if self.n == 1:
+            return list(flags)
+        found = torch.tensor(flags, dtype=torch.uint8)
+        distributed.all_reduce(found, distributed.ReduceOp.MAX)
+        return [bool(flag) for flag in found.tolist()]
+
+    def wait(self) -> None:
+        """Wait until all ranks are here."""
+        self.any(False)
+
+    def together(self, work: Callable[[], Result]) -> Result:
+        """What this rank's work returns; an error on one rank is an error on all, so that none waits for it."""
+        if self.n == 1:
+            return work()
+        try:
+            result = work()
+        except Exception as error:
+            self.gather(str(error) or type(error).__name__)
+            raise
+        for rank, problem in enumerate(self.gather("")):
+            if problem:
+                raise LostRankError(f"rank {rank} failed: {problem}")
+        return result
+
+    def check_same(self, what: str, values: dict[str, Any]) -> None:
+        """Raise a UsageError on all ranks if any value is not the same on all of them."""
+        first, *others = self.gather(values)
+        for rank, other in enumerate(others, 1):
+            if name := next((name for name in first | other if first.get(name) != other.get(name)), None):
+                seen = f"{first.get(name)} on rank 0 and {other.get(name)} on rank {rank}"
+                raise UsageError(f"all processes of a run need the same {what}, but {name} is {seen}")
+
+
+#: A training in one process.
+ALONE = Ranks()
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A process that a launcher started, before it has joined the others.
+
+    Args:
+        ranks: this process.
+        devices: processes of each machine.
+        nodes: machines.
+        address: of the store through which the processes find each other, host and port; None if the environment says it.
+        is_server: whether this process has to open the store.
+    """
+
+    ranks: Ranks
+    devices: int
+    nodes: int
+    address: tuple[str, int] | None = None
+    is_server: bool = False
+
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[Ranks]:
+        """The process group. An error of its network becomes a `LostRankError`."""
+        with _clear_errors():
+            if torch.cuda.is_available():
+                torch.cuda.set_device(self.ranks.gpu)
+            # Without a name, there is a backend for each kind of device: gloo for CPUs, NCCL for GPUs.
+            distributed.init_process_group(
+                store=self._store(), rank=self.ranks.rank, world_size=self.ranks.n, timeout=TIMEOUT
+            )
+            try:
+                yield self.ranks
+                self.ranks.wait()  # rank 0 may hold the store, and writes last
+            finally:
+                distributed.destroy_process_group()
+
+    def _store(self) -> Any:
+        return None if self.address is None else store_at(*self.address, self.ranks.n, is_server=self.is_server)
+
+
+def store_at(host: str, port: int, n: int, *, is_server: bool) -> Any:
+    """A store through which n processes find each other; a server with port 0 has one that is free."""
+    options: dict[str, Any] = {"is_master": is_server, "timeout": TIMEOUT, "wait_for_workers": False}
+    return distributed.TCPStore(host, port, n, **options)  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def _clear_errors() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, distributed.DistError) and "gloo" not in str(error):
+            raise
+        raise LostRankError(
+            f"another process of this run ended, or did not answer for {TIMEOUT.seconds // 60} minutes; {RESUMABLE}"
+        ) from error
+
+
+def found_launch(wanted: int) -> Launch | None:
+    """How torchrun, or srun with as many tasks as processes are wanted, started this process; None if neither did.
+
+    The tasks of srun may be runs of their own, such as one per seed, so that they join only if asked to. Within an sbatch
+    script, but outside of srun, there is one process, whatever SLURM_NTASKS says.
+    """
+    values = os.environ
+    if {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= values.keys() and (n := int(values["WORLD_SIZE"])) > 1:
+        ranks = Ranks(int(values["RANK"]), n, int(values.get("LOCAL_RANK", 0)))
+        devices = int(values.get("LOCAL_WORLD_SIZE", n))
+        return Launch(ranks, devices, n // devices)
+    if wanted > 1 and "SLURM_PROCID" in values and (n := int(values.get("SLURM_STEP_NUM_TASKS", 1))) > 1:
+        ranks = Ranks(int(values["SLURM_PROCID"]), n, int(values["SLURM_LOCALID"]))
+        nodes = int(values["SLURM_STEP_NUM_NODES"])
+        host = SLURMEnvironment.resolve_root_node_address(values["SLURM_STEP_NODELIST"])
+        port = 15_000 + int(values["SLURM_JOB_ID"]) % 10_000  # which all processes know, and other jobs hardly have
+        address = values.get("MASTER_ADDR", host), int(values.get("MASTER_PORT", port))
+        return Launch(ranks, n // nodes, nodes, address, ranks.is_first)
+    return None

@@ -1,0 +1,44 @@
+"""Sparse sums under DistributedDataParallel and fully_shard: two processes do what one does with the joint batch."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+import torch
+from torch import distributed
+from torch.multiprocessing.spawn import spawn
+
+from examples import distributed as example
+
+N_STEPS = 6
+#: Shares of 32 and 32 examples, of 3 and 2, and of 1 and none.
+SIZES = (64, 5, 1)
+WAYS = {"DistributedDataParallel": False, "fully_shard": True}
+
+
+def work(rank: int, path: pathlib.Path) -> None:
+    """Train in each way with each size on one of two ranks, and write the losses."""
+    distributed.init_process_group("gloo", init_method=(path / "store").as_uri(), rank=rank, world_size=2)
+    found = {
+        f"{way}-{size}": example.run(N_STEPS, is_sharded=is_sharded, batch_size=size, dtype=torch.float64)
+        for way, is_sharded in WAYS.items()
+        for size in SIZES
+    }
+    (path / f"{rank}.json").write_text(json.dumps(found))
+    distributed.destroy_process_group()
+
+
+def test_two_processes_train_as_one_with_the_joint_batch(tmp_path: pathlib.Path) -> None:
+    """Supports differ between the ranks, also their numbers of examples, and one can have none.
+
+    All in one test: starting processes takes seconds.
+    """
+    spawn(work, (tmp_path,), nprocs=2)
+    for rank in range(2):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        for size in SIZES:
+            wanted = example.train(example.make(dtype=torch.float64), N_STEPS, batch_size=size, dtype=torch.float64)
+            for way in WAYS:
+                assert found[f"{way}-{size}"] == pytest.approx(wanted, rel=1e-9), (way, size)
