@@ -35,8 +35,12 @@ def run(
     out: pathlib.Path | None = None,
     resume: bool = False,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    until: int | None = None,
 ) -> tuple[RunFolder, list[dict[str, Any]]]:
-    """Start a run, or resume one; returns its folder and the metrics of all its epochs."""
+    """Start a run, or resume one; returns its folder and the metrics of all its epochs.
+
+    After ``until`` epochs it pauses: it is saved and can be resumed, as if it had been interrupted there.
+    """
     # A resumed run has the options of its config, so that those given here may not make sense alone.
     args = None if resume and out is not None else make_args(name, method, options)
     if out is None and args is not None:
@@ -50,7 +54,7 @@ def run(
         raise UsageError(f"--checkpoint-seconds must be at least 0, got {checkpoint_seconds}")
     folder = RunFolder(out)
     if resume:
-        return _resume(name, method, options, folder, checkpoint_seconds)
+        return _resume(name, method, options, folder, checkpoint_seconds, until)
     assert args is not None
     if folder.exists():
         raise _taken(folder)
@@ -61,11 +65,16 @@ def run(
             raise _taken(folder)
         folder.create(_config(name, args, experiment))
         with LiveLine(experiment) as line:
-            return folder, _train(Training(experiment, folder, fabric, line, checkpoint_seconds))
+            return folder, _train(Training(experiment, folder, fabric, line, checkpoint_seconds, until))
 
 
 def _resume(
-    name: str, method: str, options: dict[str, Any], folder: RunFolder, checkpoint_seconds: float
+    name: str,
+    method: str,
+    options: dict[str, Any],
+    folder: RunFolder,
+    checkpoint_seconds: float,
+    until: int | None,
 ) -> tuple[RunFolder, list[dict[str, Any]]]:
     if not folder.exists():
         raise UsageError(f"there is no run to resume in {folder.path}; omit --resume to start one")
@@ -80,7 +89,7 @@ def _resume(
                     f"the run was started with {config.threads} threads and continues with {torch.get_num_threads()}: "
                     "its numbers will differ in the last digits (OMP_NUM_THREADS sets the number)"
                 )
-            training = Training(experiment, folder, fabric, line, checkpoint_seconds)
+            training = Training(experiment, folder, fabric, line, checkpoint_seconds, until)
             training.restore()  # a run that cannot be resumed stays as it was
             remove_temporaries(folder.path)
             folder.update_args(args.model_dump())
