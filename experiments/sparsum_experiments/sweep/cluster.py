@@ -54,7 +54,7 @@ _PROBE = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, lo
 
 
 @dataclasses.dataclass(frozen=True)
-class _Surroundings:
+class Surroundings:
     """What the process of a run has from the sweep."""
 
     folder: str  # the working directory, against which paths are relative
@@ -97,11 +97,11 @@ class Cluster:
         self.ray.shutdown()
 
     def n_at_a_time(self, plan: Sequence[PlannedRun]) -> int:
-        """How many runs of a plan the cluster makes at a time, as it is now."""
+        """How many runs of a plan the cluster makes at a time, as it is now; 0 if it has no room for one."""
         found = self.ray.cluster_resources()
         n_by_cores = int(found.get("CPU", 0)) // self.n_threads
         on_gpu = any(self._needs(run)["num_gpus"] for run in plan)
-        return max(1, min(n_by_cores, int(found.get("GPU", 0)) * self.jobs) if on_gpu else n_by_cores)
+        return min(n_by_cores, int(found.get("GPU", 0)) * self.jobs) if on_gpu else n_by_cores
 
     def sweep(
         self, plan: Sequence[PlannedRun], watcher: Watcher, *, grace_seconds: float = GRACE_SECONDS
@@ -117,7 +117,7 @@ class Cluster:
                         self._submit(entries, tasks, make)
                         watcher.look(entries)
                         self._collect(tasks, watcher)
-                        self._look_at_nodes(watcher)
+                        self._look_at_nodes(plan, watcher)
                 except KeyboardInterrupt:
                     watcher.say("stopping: the runs are saving; press Ctrl-C again to stop at once")
                     return entries, True
@@ -128,7 +128,7 @@ class Cluster:
 
     def _task(self, environment: Mapping[str, str], grace_seconds: float) -> Any:
         """What Ray calls with a run."""
-        around = _Surroundings(os.getcwd(), self.n_threads, environment)
+        around = Surroundings(os.getcwd(), self.n_threads, environment)
         remote = self.ray.remote(max_retries=_MAX_LOSSES, retry_exceptions=False)(make_run)
         return lambda run: remote.options(name=run.key, **self._needs(run)).remote(run, around, grace_seconds)
 
@@ -171,17 +171,19 @@ class Cluster:
             except (self.ray.exceptions.RayError, OSError) as error:
                 settle(entry, _cause(error), watcher)
 
-    def _look_at_nodes(self, watcher: Watcher) -> None:
-        """Name nodes that come and go."""
+    def _look_at_nodes(self, plan: Sequence[PlannedRun], watcher: Watcher) -> None:
+        """Name nodes that come and go, and say so if there is no room left."""
         if time.monotonic() - self._looked_at < _LOOK_AT_NODES_SECONDS:
             return
+        is_first = not self._looked_at
         self._looked_at, before, self._nodes = time.monotonic(), self._nodes, self._alive()
         for node in before.keys() - self._nodes.keys():
             watcher.say(f"{before[node]} was lost; its runs continue elsewhere from their last checkpoints")
         for node in self._nodes.keys() - before.keys():
             watcher.say(f"{self._nodes[node]} joined")
-        if not self._nodes:
-            watcher.say("Ray has no node left: the runs wait for one")
+        if (is_first or before != self._nodes) and not self.n_at_a_time(plan):
+            what = f"{counted(self.n_threads, 'core')} and what --device needs"
+            watcher.say(f"no node has {what}: the runs wait for one to join")
 
     def _alive(self) -> dict[str, str]:
         """The nodes by their ids, in words."""
@@ -210,7 +212,7 @@ class Cluster:
             entry.find_phase()
 
 
-def make_run(run: PlannedRun, around: _Surroundings, grace_seconds: float) -> int:
+def make_run(run: PlannedRun, around: Surroundings, grace_seconds: float) -> int:
     """The task: make a run on this node, from where it is; returns the exit status of its process."""
     try:
         os.chdir(around.folder)

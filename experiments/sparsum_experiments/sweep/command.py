@@ -100,6 +100,8 @@ def sweep_command(
         device_of(device)  # raises where it does not exist, before any run would; nodes of a cluster may have others
     if plan_only:
         print_plan(estimate_plan(plan, folder, n_threads_of(jobs), functools.partial(say, messages)), jobs, console)
+        if search is not None:
+            say(console, "at most: the search will stop bad settings early")
         return 0
     with sole_sweep(folder), full_disk_explained(folder), Board(messages, jobs) as board:
         entries, is_stopped, trials = _make(plan, jobs, ray, board, is_search=search is not None)
@@ -123,7 +125,7 @@ def _make(
         else:
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # where Ray prints what it thinks of lost nodes
             cluster = stack.enter_context(Cluster(ray, jobs, board))
-            board.jobs, launch = cluster.n_at_a_time(plan), functools.partial(cluster.sweep, watcher=board)
+            board.jobs, launch = max(1, cluster.n_at_a_time(plan)), functools.partial(cluster.sweep, watcher=board)
         return run_search(plan, launch, board.say) if is_search else (*launch(plan), [])
 
 

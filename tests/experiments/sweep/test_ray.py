@@ -197,12 +197,6 @@ def test_a_search_is_handed_to_a_ray_of_its_own(tmp_path: Path, capsys: pytest.C
     assert len(list((tmp_path / "out").rglob("stopped.json"))) == 2
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "no.such.host.invalid:6379"])
-def test_an_address_where_nothing_answers_is_an_error_at_once(address: str) -> None:
-    with pytest.raises(UsageError, match=f"--ray {address}: nothing answers there"), cluster.Cluster(address, 1, Quiet()):
-        pass
-
-
 def test_an_address_where_something_else_answers_is_an_error_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "START_SECONDS", 3.0)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
