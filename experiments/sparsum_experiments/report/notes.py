@@ -170,9 +170,9 @@ def search_note(section: Section) -> str:
     return f"A search tried {'. '.join(texts)}." if texts else ""
 
 
-def is_stopped(runs: Iterable[Run]) -> bool:
-    """Whether a search has stopped all these runs."""
-    return all(run.stop for run in runs)
+def is_stopped(runs: Sequence[Run]) -> bool:
+    """Whether there are runs, and a search has stopped them all."""
+    return bool(runs) and all(run.stop for run in runs)
 
 
 def _place(summary: Summary, section: Section) -> str:
