@@ -267,7 +267,8 @@ def check_address(address: str) -> None:
         raise UsageError(f"--ray {address}: no Ray answers there within {START_SECONDS:.0f} s") from None
     if done.returncode:
         last = [line.strip() for line in done.stderr.splitlines() if line.strip()][-1:]
-        raise UsageError(f"--ray {address}: {''.join(last) or f'exit status {done.returncode}'}")
+        hint = "; the cluster wants a token: set RAY_AUTH_MODE=token" if "InvalidAuthToken" in done.stderr else ""
+        raise UsageError(f"--ray {address}: {''.join(last) or f'exit status {done.returncode}'}{hint}")
 
 
 def _ray() -> Any:
