@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-browser test-peers test-all check format bench report clean
+.PHONY: help demo test test-browser test-peers test-ray test-all check format bench report clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -25,7 +25,7 @@ check: $(READY) ## Format, lint, types, import contracts and private names
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m tools.private_names sparsum experiments/sparsum_experiments tests examples benchmarks tools
 
-test: check ## All checks, and all tests that need neither a browser nor minutes each
+test: check ## All checks, and all tests that need neither a browser nor Ray nor minutes each
 	$(BIN)/python -m pytest --numprocesses=2 --quiet
 
 test-browser: $(READY) ## The page of `sparsum report` in a browser: a chromium that is installed, or playwright's own
@@ -36,7 +36,11 @@ test-peers: $(READY) ## The tests of the entmax package, run against ours
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt entmax
 	$(BIN)/python -m tests.peers.entmax_suite
 
-test-all: test test-browser test-peers demo ## All of it, the page in a browser, tests of peers, the demo, the wheels, and recorded runs made again
+test-ray: $(READY) ## Sweeps on a cluster of Ray, with workers and nodes that are killed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' --editable './experiments[ray]'
+	$(BIN)/python -m pytest --quiet -rs -m ray tests/experiments/sweep
+
+test-all: test test-browser test-peers test-ray demo ## All of it, the page in a browser, tests of peers, sweeps on Ray, the demo, the wheels, and recorded runs made again
 	$(BIN)/python -m pytest --quiet -rs -m slow
 
 format: $(READY) ## Format and fix what can be fixed

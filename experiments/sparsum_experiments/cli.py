@@ -146,17 +146,33 @@ def _train_command(experiment: str) -> click.Command:
         default=CHECKPOINT_SECONDS,
         help="How often to save within an epoch; a killed run loses no more.",
     )
+    until = click.Option(
+        ["--until"], type=_COUNT, metavar="EPOCH", help="Pause after this many of the --epochs; --resume continues."
+    )
     first = experiment_class(experiment).methods[0]
     about = (
         f"Train one model of {experiment} and write its metrics and checkpoints.\n\n"
         f"Example: sparsum train {experiment} {first} --epochs 5 --out runs/my-{experiment}\n\n{_methods_help(experiment)}"
     )
-    params = [method, *(_flag(experiment, each) for each in experiment_options(experiment).values()), out, resume, save]
+    params = [
+        method,
+        *(_flag(experiment, each) for each in experiment_options(experiment).values()),
+        out,
+        resume,
+        save,
+        until,
+    ]
     return _Unquoted(experiment, params=params, callback=functools.partial(_train, experiment), help=about)
 
 
 def _train(
-    experiment: str, method: str, out: pathlib.Path | None, resume: bool, checkpoint_seconds: float, **options: Any
+    experiment: str,
+    method: str,
+    out: pathlib.Path | None,
+    resume: bool,
+    checkpoint_seconds: float,
+    until: int | None,
+    **options: Any,
 ) -> None:
     from sparsum_experiments.runs import SilentFolder
     from sparsum_experiments.training.start import run
@@ -165,7 +181,9 @@ def _train(
     known = experiment_options(experiment)
     for name in (name for name, value in options.items() if value is not None and not uses(experiment, method, name)):
         say(f"{known[name].flag} makes no difference to {method}", error=True)
-    folder, metrics = run(experiment, method, options, out=out, resume=resume, checkpoint_seconds=checkpoint_seconds)
+    folder, metrics = run(
+        experiment, method, options, out=out, resume=resume, checkpoint_seconds=checkpoint_seconds, until=until
+    )
     if isinstance(folder, SilentFolder):  # another process of this run says it
         return
     if metrics:
@@ -250,6 +268,13 @@ def _sweep_command(experiment: str) -> click.Command:
             help="Values to try; may be repeated. Methods that ignore an option are not swept over it.",
         ),
         click.Option(
+            ["--search"],
+            type=_COUNT,
+            metavar="N",
+            help="Draw N settings for each method from --grid, which may have ranges such as lr=1e-4..1e-2, and stop "
+            "bad ones early: after a part of the epochs, the best third by the validation criterion continues.",
+        ),
+        click.Option(
             ["--tuned-by"],
             type=_PATH,
             metavar="FOLDER",
@@ -265,6 +290,14 @@ def _sweep_command(experiment: str) -> click.Command:
         click.Option(["--seeds"], type=_COUNT, default=1, help="How many, from 0."),
         click.Option(
             ["--jobs"], type=_COUNT, default=1, help="Runs at a time; on a GPU they share it by MPS where that is installed."
+        ),
+        click.Option(
+            ["--ray"],
+            is_flag=False,
+            flag_value="local",
+            metavar="[ADDRESS]",
+            help="Hand the runs to Ray: one of this machine's own, or that at ADDRESS, 'auto' or HOST:PORT. One thread "
+            "per run unless OMP_NUM_THREADS is set; --jobs runs share a GPU. All nodes must share the file system of --out.",
         ),
         click.Option(["--evaluate"], is_flag=True, help="Measure each run on the test data when it is trained."),
         click.Option(

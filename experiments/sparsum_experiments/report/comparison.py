@@ -15,9 +15,11 @@ from sparsum_experiments.report.columns import Column
 from sparsum_experiments.report.notes import (
     estimates_note,
     finding,
+    is_stopped,
     left_out_note,
     machines_note,
     measures_note,
+    search_note,
     settings_note,
 )
 from sparsum_experiments.report.sections import Row, Section, best_rows, read_sections, table_rows
@@ -54,6 +56,7 @@ def compare(section: Section, *, best_only: bool = False) -> Comparison:
     """
     paper = paper_table(section.experiment, section.data, section.bits)
     every = table_rows(section, paper.get("rows", ()))
+    every = [row for row in every if row.runs or not is_stopped(row.left_out)]  # others are in a note
     rows = best_rows(every, section) if best_only else every
     columns = {"method": [Cell(row.label) for row in rows]}
     for column in section.columns:
@@ -70,6 +73,7 @@ def compare(section: Section, *, best_only: bool = False) -> Comparison:
         machines_note((row.label, row.runs) for row in rows),
         paper.get("note", ""),
         left_out_note(every),
+        search_note(section),
     ]
     lines = [list(line) for line in zip(*columns.values(), strict=True)]
     return Comparison(section.title, list(columns), lines, list(filter(None, notes)), finding(section, rows))

@@ -149,11 +149,38 @@ def unfinished_note(summaries: Iterable[Summary], beginning: str) -> str:
 
 
 def left_out_note(rows: Sequence[Row]) -> str:
-    """The runs that are not averaged, and why."""
-    named = [f"{row.label}, seed {run.args['seed']} ({_reason(run)})" for row in rows for run in row.left_out]
+    """The runs that are not averaged, and why; without those that a search stopped, on which there is another note."""
+    left_out = [(row.label, run) for row in rows for run in row.left_out if not run.stop]
+    named = [f"{label}, seed {run.args['seed']} ({_reason(run)})" for label, run in left_out]
     return f"Not averaged, {len(named)} run{'s' * (len(named) != 1)}: {'; '.join(named)}." if named else ""
 
 
 def _reason(run: Run) -> str:
     n_epochs = int(run.args["epochs"])
     return "not evaluated" if run.is_finished else f"{len(run.lines)} of {n_epochs} epoch{'s' * (n_epochs != 1)}"
+
+
+def search_note(section: Section) -> str:
+    """What a search has tried, and where it stopped each setting; empty if there was none."""
+    texts = []
+    for method, members in grouped(section.summaries, lambda summary: summary.method).items():
+        if stopped := [summary for summary in members if is_stopped(summary.runs)]:
+            about = [f"{each.setting_text or 'no variant'} {_place(each, section)}" for each in stopped]
+            texts.append(f"{method}: {len(members)} settings, of which it stopped {'; '.join(about)}")
+    return f"A search tried {'. '.join(texts)}." if texts else ""
+
+
+def is_stopped(runs: Sequence[Run]) -> bool:
+    """Whether there are runs, and a search has stopped them all."""
+    return bool(runs) and all(run.stop for run in runs)
+
+
+def _place(summary: Summary, section: Section) -> str:
+    """Where a search stopped a setting, in words."""
+    run, criterion = summary.runs[0], section.kind.criterion_of(summary.method)
+    value = (
+        f", {criterion} {number(summary.validation[criterion], len(summary.runs))}"
+        if criterion in summary.validation
+        else ""
+    )
+    return f"after epoch {len(run.lines)} (rank {run.stop.get('rank', 0):.0f} of {run.stop.get('among', 0):.0f}{value})"

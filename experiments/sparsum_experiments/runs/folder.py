@@ -27,6 +27,7 @@ class RunFolder:
         #: Why a sweep gave the run up.
         self.failure_file = path / "failed.txt"
         self._progress_file = path / "progress.json"
+        self._stop_file = path / "stopped.json"
 
     def exists(self) -> bool:
         """Whether a run was started here."""
@@ -110,6 +111,17 @@ class RunFolder:
         """The metrics of an evaluation, empty if there is none."""
         file = self.evaluation_file(split, checkpoint)
         return check(METRICS.validate_python, files.read_json(file), str(file)) if file.exists() else {}
+
+    def write_stop(self, about: Mapping[str, int]) -> None:
+        """Write that a search does not continue the run: after how many ``epochs``, and its ``rank`` ``among`` others."""
+        files.write_json(self._stop_file, dict(about))
+
+    def stop(self, n_epochs: int) -> Metrics:
+        """What `write_stop` wrote, if the run still has so many epochs; empty otherwise, or if it was not stopped."""
+        if not self._stop_file.exists():
+            return {}
+        found = check(METRICS.validate_python, files.read_json(self._stop_file), str(self._stop_file))
+        return found if found.get("epochs") == n_epochs else {}
 
     def write_progress(self, progress: Mapping[str, Any]) -> None:
         """Write how far the run is, for a sweep to show."""

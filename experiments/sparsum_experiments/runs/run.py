@@ -38,6 +38,7 @@ class Run:
     counts: dict[str, float] = field(default_factory=dict)  # samples that the evaluation drew, and images it annealed
     criterion: str | None = None  # as in `Config`
     better: str = "larger"
+    stop: dict[str, float] = field(default_factory=dict)  # where a search stopped it, see `RunFolder.write_stop`
 
     @property
     def is_finished(self) -> bool:
@@ -99,6 +100,7 @@ def read_run(path: pathlib.Path) -> Run:
         counts={name: found[name] for name in _COUNTS if name in found},
         criterion=config.criterion,
         better=config.better,
+        stop=folder.stop(len(lines)),
     )
 
 

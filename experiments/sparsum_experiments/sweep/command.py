@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import pathlib
@@ -25,9 +26,13 @@ from sparsum_experiments.report.summary import Summary, best_by_method, criteria
 from sparsum_experiments.report.tables import SummaryTables
 from sparsum_experiments.runs import RunFolder
 from sparsum_experiments.sweep import plan as planning
+from sparsum_experiments.sweep.cluster import Cluster
 from sparsum_experiments.sweep.estimate import RemainingTime, estimate_plan
+from sparsum_experiments.sweep.folder import full_disk_explained, sole_sweep
 from sparsum_experiments.sweep.launch import Entry, Phase, n_threads_of, sweep
 from sparsum_experiments.sweep.plan import PlannedRun, counted
+from sparsum_experiments.sweep.search import Launch, Trial, search_table
+from sparsum_experiments.sweep.search import search as run_search
 from sparsum_experiments.sweep.tuned import tuned_settings
 from sparsum_experiments.training.progress import in_words
 from sparsum_experiments.training.start import device_of
@@ -53,6 +58,8 @@ def sweep_command(
     evaluate: bool = False,
     tuned_by: pathlib.Path | None = None,
     by: str | None = None,
+    ray: str | None = None,
+    search: int | None = None,
 ) -> int:
     """Run a sweep, or list its runs if ``plan_only``; the arguments are those of the command line, None if not given.
 
@@ -62,9 +69,13 @@ def sweep_command(
         raise UsageError(f"--jobs must be at least 1, got {jobs}")
     if by is not None and tuned_by is None:
         raise UsageError("--by is the metric by which --tuned-by chooses: give --tuned-by with the folder of a sweep, too")
+    if search is not None and not grid:
+        raise UsageError("--search draws settings from --grid: give it, too, such as --grid lr=1e-4..1e-2")
     console, messages = _console(), _console(stderr=True)
     folder = pathlib.Path("runs") / experiment / "sweep" if out is None else out
     values = planning.parse_grid(experiment, grid)
+    if search is not None and "epochs" in values:
+        raise UsageError("--search decides how many epochs settings are trained for: give --epochs, and not --grid epochs")
     named = None if methods is None else planning.parse_methods(experiment, methods)
     tuned: dict[str, Mapping[str, Any]] = {}
     if tuned_by is not None:
@@ -75,7 +86,7 @@ def sweep_command(
     plan: list[PlannedRun] = []
     for method in experiment_class(experiment).methods if named is None else named:
         try:
-            plan += planning.make_plan(experiment, [method], options, values, seeds, folder, tuned)
+            plan += planning.make_plan(experiment, [method], options, values, seeds, folder, tuned, search)
         except ValueError as error:
             if named is not None or isinstance(error, UsageError):
                 raise
@@ -85,19 +96,37 @@ def sweep_command(
     planning.check_grid_is_used(plan, values)
     plan = [dataclasses.replace(run, is_evaluated=evaluate) for run in plan]
     planning.check_plan(plan)
-    for device in {run.args.device for run in plan}:
-        device_of(device)  # raises where it does not exist, before any run would
+    for device in {run.args.device for run in plan} if ray is None else ():
+        device_of(device)  # raises where it does not exist, before any run would; nodes of a cluster may have others
     if plan_only:
         print_plan(estimate_plan(plan, folder, n_threads_of(jobs), functools.partial(say, messages)), jobs, console)
+        if search is not None:
+            say(console, "at most: the search will stop bad settings early")
         return 0
-    with Board(messages, jobs) as board:
-        entries, is_stopped = sweep(plan, jobs, board)
+    with sole_sweep(folder), full_disk_explained(folder), Board(messages, jobs) as board:
+        entries, is_stopped, trials = _make(plan, jobs, ray, board, is_search=search is not None)
+    if trials:
+        console.print(search_table(trials))
     print_results(plan, entries, console)
     if is_stopped:
         n_left = sum(entry.phase is not Phase.FINISHED for entry in entries)
         say(messages, f"stopped with {n_left} of {counted(len(plan), 'run')} left; run the same command again to resume")
         return 130
     return int(any(entry.phase is Phase.FAILED for entry in entries))
+
+
+def _make(
+    plan: Sequence[PlannedRun], jobs: int, ray: str | None, board: Board, *, is_search: bool
+) -> tuple[list[Entry], bool, list[Trial]]:
+    """Make the runs by processes of this machine or by Ray, all or as a search decides; returns what the search tried."""
+    with contextlib.ExitStack() as stack:
+        if ray is None:
+            launch: Launch = functools.partial(sweep, jobs=jobs, watcher=board)
+        else:
+            stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # where Ray prints what it thinks of lost nodes
+            cluster = stack.enter_context(Cluster(ray, jobs, board))
+            board.jobs, launch = max(1, cluster.n_at_a_time(plan)), functools.partial(cluster.sweep, watcher=board)
+        return run_search(plan, launch, board.say) if is_search else (*launch(plan), [])
 
 
 def print_plan(estimates: Sequence[RemainingTime], jobs: int, console: Console) -> None:

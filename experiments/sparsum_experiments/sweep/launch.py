@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -21,8 +22,8 @@ from sparsum_experiments.sweep.plan import PlannedRun, State, check_plan, state_
 
 # How often a run is tried before it is given up.
 _MAX_ATTEMPTS = 2
-# How long runs may take to save when the sweep is stopped.
-_GRACE_SECONDS = 30.0
+#: How long runs may take to save when the sweep is stopped.
+GRACE_SECONDS = 30.0
 _POLL_SECONDS = 0.2
 # The output of a run's process, in its folder, and what separates the attempts there.
 _LOG, _HEADER = "log.txt", "=== sparsum sweep: attempt of "
@@ -48,14 +49,18 @@ class Entry:
     began_at: float = 0.0  # the last attempt, by `time.time`
     seconds: float = 0.0  # of the attempts that have ended
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)  # of the attempt that is running
+    log_size: int = 0  # before the last attempt, where it is started elsewhere
 
     def end(self) -> int:
         """Wait for the process to end; returns its exit status."""
         assert self.process is not None
         self.process.communicate()  # closes the pipe, too
         status, self.process, self.seconds = self.process.returncode, None, self.seconds + time.time() - self.began_at
-        self.phase = Phase.FINISHED if state_of(self.run) is State.FINISHED else Phase.WAITING
         return status
+
+    def find_phase(self) -> None:
+        """Look in the folder whether the run, which has no process now, is finished."""
+        self.phase = Phase.FINISHED if state_of(self.run) is State.FINISHED else Phase.WAITING
 
 
 class Watcher(Protocol):
@@ -69,7 +74,7 @@ class Watcher(Protocol):
 
 
 def sweep(
-    plan: Sequence[PlannedRun], jobs: int, watcher: Watcher, *, grace_seconds: float = _GRACE_SECONDS
+    plan: Sequence[PlannedRun], jobs: int, watcher: Watcher, *, grace_seconds: float = GRACE_SECONDS
 ) -> tuple[list[Entry], bool]:
     """Run everything in a plan that is not finished, some runs at a time; returns all runs, and whether it was stopped.
 
@@ -77,13 +82,11 @@ def sweep(
     its entry and in ``failed.txt``. A later sweep tries it again. On Ctrl-C, SIGTERM or SIGHUP, all runs have
     ``grace_seconds`` to save. If a folder holds another run than the planned one, nothing is started: a UsageError.
     """
-    check_plan(plan)
-    n_threads = n_threads_of(jobs)
-    entries = [Entry(run, Phase.FINISHED if state_of(run) is State.FINISHED else Phase.WAITING) for run in plan]
-    with contextlib.suppress(KeyboardInterrupt), _signals_as_interrupt():  # Ctrl-C once more: all processes are ended
-        with sharing_gpu([entry.run for entry in _unfinished(entries)], jobs, watcher.say) as environment:
+    entries, n_threads = entries_of(plan), n_threads_of(jobs)
+    with contextlib.suppress(KeyboardInterrupt), signals_as_interrupt():  # Ctrl-C once more: all processes are ended
+        with sharing_gpu([entry.run for entry in unfinished(entries)], jobs, watcher.say) as environment:
             try:
-                while _unfinished(entries):
+                while unfinished(entries):
                     _start(entries, jobs, n_threads, environment)
                     watcher.look(entries)
                     time.sleep(_POLL_SECONDS)
@@ -97,7 +100,14 @@ def sweep(
     return entries, True
 
 
-def _unfinished(entries: Sequence[Entry]) -> list[Entry]:
+def entries_of(plan: Sequence[PlannedRun]) -> list[Entry]:
+    """The runs of a plan as they are before a sweep; a UsageError if a folder holds another run."""
+    check_plan(plan)
+    return [Entry(run, Phase.FINISHED if state_of(run) is State.FINISHED else Phase.WAITING) for run in plan]
+
+
+def unfinished(entries: Sequence[Entry]) -> list[Entry]:
+    """The runs that are to be made, or are being made."""
     return [entry for entry in entries if entry.phase in {Phase.WAITING, Phase.RUNNING}]
 
 
@@ -113,16 +123,22 @@ def _start(entries: Sequence[Entry], jobs: int, n_threads: int, environment: Map
 def _collect(entries: Sequence[Entry], watcher: Watcher) -> None:
     """Look which processes have ended, and how."""
     for entry in entries:
-        if entry.process is None or entry.process.poll() is None:
-            continue
-        status, what = entry.end(), f"finished in {entry.seconds:.0f} s"
-        if entry.phase is not Phase.FINISHED:
-            entry.reason, how = _reason(entry.run, status), "failed and will be tried once more"
-            if entry.n_attempts >= _MAX_ATTEMPTS:
-                entry.phase, how = Phase.FAILED, "failed again and is given up"
-                write_bytes(RunFolder(entry.run.folder).failure_file, f"{entry.reason}\n".encode())
-            what = f"{how}: {entry.reason}"
-        watcher.say(f"{entry.run.key} {what}")
+        if entry.process is not None and entry.process.poll() is not None:
+            settle(entry, entry.end(), watcher)
+
+
+def settle(entry: Entry, status: int | str, watcher: Watcher) -> None:
+    """Note how an attempt ended: the exit status of its process, or what became of it in words."""
+    entry.find_phase()
+    what = f"finished in {entry.seconds:.0f} s"
+    if entry.phase is not Phase.FINISHED:
+        entry.reason = status if isinstance(status, str) else _reason(entry.run, status)
+        how = "failed and will be tried once more"
+        if entry.n_attempts >= _MAX_ATTEMPTS:
+            entry.phase, how = Phase.FAILED, "failed again and is given up"
+            write_bytes(RunFolder(entry.run.folder).failure_file, f"{entry.reason}\n".encode())
+        what = f"{how}: {entry.reason}"
+    watcher.say(f"{entry.run.key} {what}")
 
 
 def _stop(entries: Sequence[Entry], grace_seconds: float) -> None:
@@ -140,18 +156,25 @@ def _stop(entries: Sequence[Entry], grace_seconds: float) -> None:
     for entry in entries:
         if entry.process is not None:
             entry.end()
+            entry.find_phase()
 
 
 def _send(entries: Sequence[Entry], number: signal.Signals) -> None:
     """Signal the processes that are running, and their groups."""
     for entry in entries:
-        if entry.process is not None and entry.process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(entry.process.pid, number)
+        if entry.process is not None:
+            send(entry.process, number)
+
+
+def send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Signal a process of `start_process`, and its group, if it is running."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
 
 
 @contextlib.contextmanager
-def _signals_as_interrupt() -> Iterator[None]:
+def signals_as_interrupt() -> Iterator[None]:
     """Take SIGTERM, by which schedulers end a job, and SIGHUP for Ctrl-C, which may not be ignored."""
     is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     numbers = [signal.SIGINT, signal.SIGTERM] + ([] if is_nohup else [signal.SIGHUP])
@@ -163,14 +186,15 @@ def _signals_as_interrupt() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def n_threads_of(jobs: int) -> int:
-    """How many threads a run gets: OMP_NUM_THREADS if it is set, else its share of the cores."""
+def n_threads_of(jobs: int, n_cores: int | None = None) -> int:
+    """How many threads a run gets: OMP_NUM_THREADS if it is set, else its share of the cores, by default of this machine."""
     if typed := os.environ.get("OMP_NUM_THREADS"):
         first = typed.split(",")[0].strip()
         if not first.isdecimal() or int(first) < 1:
             raise UsageError(f"the environment variable OMP_NUM_THREADS must be a positive integer, got {typed!r}")
         return int(first)
-    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if n_cores is None:
+        n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, n_cores // jobs)
 
 
@@ -188,12 +212,18 @@ def start_process(run: PlannedRun, n_threads: int, environment: Mapping[str, str
     run.folder.mkdir(parents=True, exist_ok=True)
     RunFolder(run.folder).failure_file.unlink(missing_ok=True)
     with (run.folder / _LOG).open("ab") as log:
-        log.write(f"{_HEADER}{time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
+        log.write(f"{_HEADER}{time.strftime('%Y-%m-%d %H:%M:%S')} on {platform.node()}\n".encode())
         log.flush()
         whole = os.environ | {"OMP_NUM_THREADS": str(n_threads)} | dict(environment)
         return subprocess.Popen(
             command_of(run), stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=whole, process_group=0
         )
+
+
+def log_size(run: PlannedRun) -> int:
+    """How much the processes of a run have printed; it grows when one is started."""
+    log = run.folder / _LOG
+    return log.stat().st_size if log.exists() else 0
 
 
 def _reason(run: PlannedRun, status: int) -> str:

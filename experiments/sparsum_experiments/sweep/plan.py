@@ -16,6 +16,7 @@ from sparsum_experiments import registry
 from sparsum_experiments.errors import UsageError
 from sparsum_experiments.options import CommonArgs, Option, as_flag
 from sparsum_experiments.runs import Run, RunFolder, read_run
+from sparsum_experiments.sweep.settings import Range, Values, drawn_settings, every_setting
 
 # What a grid cannot have, and why.
 _NOT_IN_GRID = {
@@ -36,6 +37,7 @@ class PlannedRun:
     folder: pathlib.Path
     key: str  # its name within the plan: its folder relative to that of the sweep
     is_evaluated: bool = False  # on the test data, after training
+    until: int | None = None  # after how many epochs it pauses, if before its end
 
     @property
     def method(self) -> str:
@@ -46,7 +48,8 @@ class PlannedRun:
         """What comes after `sparsum train`, without ``--resume``."""
         given = {name: value for name, value in self.options.items() if value is not None}
         words = [word for name, value in given.items() for word in (as_flag(name), str(value))]
-        return [self.experiment, self.method, *words, "--out", str(self.folder)]
+        pause = [] if self.until is None else ["--until", str(self.until)]
+        return [self.experiment, self.method, *words, *pause, "--out", str(self.folder)]
 
     def read(self) -> Run | None:
         """What the run has measured, with the planned number of epochs; None if it was not started or cannot be read."""
@@ -61,15 +64,17 @@ def make_plan(
     experiment: str,
     methods: Sequence[str],
     options: Mapping[str, Any],
-    grid: Mapping[str, Sequence[Any]],
+    grid: Mapping[str, Values],
     seeds: int,
     out: pathlib.Path,
     tuned: Mapping[str, Mapping[str, Any]] | None = None,
+    n_drawn: int | None = None,
 ) -> list[PlannedRun]:
     """All runs of a sweep, method by method, with one seed of all settings before the next seed.
 
     All runs have the ``options`` that are not None, those of a method also what is ``tuned`` for it. Methods that ignore an
-    option of the ``grid`` are not swept over it. Seeds count from 0, and ``out`` is the folder above those of the runs.
+    option of the ``grid`` are not swept over it; with ``n_drawn``, only so many settings are drawn from it. Seeds count from
+    0, and ``out`` is the folder above those of the runs.
     """
     if seeds < 1:
         raise UsageError(f"--seeds must be at least 1, got {seeds}")
@@ -86,8 +91,9 @@ def make_plan(
         for name in sorted(own.keys() & (grid.keys() | given.keys())):
             raise UsageError(f"{as_flag(name)} is given here and tuned for {method} by --tuned-by; remove it here")
         names = [name for name in sorted(grid) if registry.uses(experiment, method, name)]
-        for seed, *values in itertools.product(range(seeds), *(grid[name] for name in names)):
-            setting = dict(zip(names, values, strict=True))
+        values = {name: grid[name] for name in names}
+        settings = every_setting(values) if n_drawn is None else drawn_settings(values, n_drawn)
+        for seed, setting in itertools.product(range(seeds), settings):
             plan.append(_planned(experiment, method, given | own, setting, seed, out))
     return plan
 
@@ -127,14 +133,14 @@ def grid_options(experiment: str) -> dict[str, Option]:
     return {name: option for name, option in options.items() if name not in _NOT_IN_GRID and not option.is_place}
 
 
-def parse_grid(experiment: str, texts: Iterable[str]) -> dict[str, list[Any]]:
-    """The values of a grid from the command line, in the types of the experiment's options.
+def parse_grid(experiment: str, texts: Iterable[str]) -> dict[str, Values]:
+    """The values of a grid from the command line, or their range, in the types of the experiment's options.
 
     >>> parse_grid("ssvae", ["lr=1e-3,5e-4", "batch-size=32,64"])
     {'lr': [0.001, 0.0005], 'batch_size': [32, 64]}
     """
     known = grid_options(experiment)
-    grid: dict[str, list[Any]] = {}
+    grid: dict[str, Values] = {}
     for text in texts:
         flag, _, values = text.partition("=")
         flag = flag.strip().lstrip("-")
@@ -149,10 +155,10 @@ def parse_grid(experiment: str, texts: Iterable[str]) -> dict[str, list[Any]]:
         if name in grid:
             raise UsageError(f"--grid {text}: {flag} is given twice; put all its values into one --grid")
         try:
-            grid[name] = [_value(known[name], part.strip()) for part in values.split(",")]
+            grid[name] = _range(known[name], values) or [_value(known[name], part.strip()) for part in values.split(",")]
         except UsageError as error:
             raise UsageError(f"--grid {text}: {error}") from error
-        if len(set(grid[name])) < len(grid[name]):
+        if isinstance(grid[name], list) and len(set(grid[name])) < len(grid[name]):
             raise UsageError(f"--grid {text}: a value is given twice")
     return grid
 
@@ -162,6 +168,17 @@ def _value(option: Option, text: str) -> Any:
     if not text or (isinstance(value, float) and not math.isfinite(value)):
         raise UsageError(f"{option.flag}: {text!r} is not a {'finite number' if text else 'value'}")
     return value
+
+
+def _range(option: Option, text: str) -> Range | None:
+    """The range of a text such as ``1e-4..1e-2``; None for a list of values."""
+    first, dots, last = text.partition("..")
+    if not dots:
+        return None
+    low, high = _value(option, first.strip()), _value(option, last.strip())
+    if not (isinstance(low, int | float) and isinstance(high, int | float)) or not low < high:
+        raise UsageError(f"{option.flag}: a range must be of numbers, the smaller one first, such as 1e-4..1e-2")
+    return Range(low, high)
 
 
 def check_grid_is_used(plan: Sequence[PlannedRun], grid: Iterable[str]) -> None:
@@ -185,15 +202,16 @@ class State(enum.StrEnum):
 def state_of(run: PlannedRun) -> State:
     """How far a run is.
 
-    It is *finished* if the metrics of all planned epochs are written, the last checkpoint comes after the last of them, and
-    it is evaluated if it is to be. It has *failed* if a sweep gave it up, and is *partial* if it was started. Files that
-    cannot be read make it partial: resuming it gives the error.
+    It is *finished* if the metrics of all epochs up to its end or pause are written, the last checkpoint comes after the
+    last of them, and it is evaluated if it is to be. It has *failed* if a sweep gave it up, and is *partial* if it was
+    started. Files that cannot be read make it partial: resuming it gives the error.
     """
     folder, found = RunFolder(run.folder), run.read()
-    if found is not None and found.is_finished and (found.test or not run.is_evaluated):
+    n_epochs = run.args.epochs if run.until is None else run.until
+    if found is not None and len(found.lines) >= n_epochs and (found.test or not run.is_evaluated):
         try:
             checkpoint = folder.load("last")
-            if checkpoint is not None and int(checkpoint["place"]["epoch"]) >= run.args.epochs:
+            if checkpoint is not None and int(checkpoint["place"]["epoch"]) >= n_epochs:
                 return State.FINISHED
         except (ValueError, KeyError, TypeError, OSError):
             pass

@@ -95,6 +95,10 @@ class _Earlier:
         self.check(sorted(set(problems) - {run.problem for run in found}))
 
     def of(self, method: str) -> list[Run]:
+        """The runs of a method; those that a search stopped do not count, since they were not good enough."""
+        return [run for run in self.every(method) if not run.stop]
+
+    def every(self, method: str) -> list[Run]:
         return [run for run in self.runs if run.args["method"] == method]
 
     def failed_at_once(self, method: str) -> list[pathlib.Path]:
@@ -152,7 +156,8 @@ class _Earlier:
         best = (means * self.kind.judges.get(by or "", 1)).idxmax()
         args = next(run.args for run in runs if config_key(run) == best)
         values = {name: args.get(name) for name in names}
-        among = f"the best of {len(means)} settings" if len(means) > 1 else "the only setting"
+        n_settings = len({config_key(run) for run in self.every(method)})
+        among = f"the best of {n_settings} settings" if n_settings > 1 else "the only setting"
         n_seeds = len(measured.loc[[best]])
         reason = f"validation {metric} {means[best]:.4g}, {among} over {n_seeds} seed{'s' * (n_seeds > 1)} in {self.folder}"
         same = self.given | values | {name: args[name] for name in grid if name in args}
@@ -185,7 +190,7 @@ class _Earlier:
 
         Always those that the method uses, perhaps none.
         """
-        groups = [self.of(method)], [self.of(other) for other in self.kind.methods], [self.runs]
+        groups = [self.every(method)], [self.every(other) for other in self.kind.methods], [self.runs]
         differing = [set[str]().union(*map(differing_options, group)).intersection(self.tunable) for group in groups]
         if not (names := next(filter(None, differing), None)):
             same = f"all runs of {self.title} have the same setting"

@@ -62,10 +62,12 @@ class Training:
         line: LiveLine,
         checkpoint_seconds: float,
         ranks: Ranks = ALONE,
+        until: int | None = None,
     ) -> None:
         self.experiment, self.folder, self.fabric, self.line = experiment, folder, fabric, line
         self.ranks = ranks
         self.checkpoint_seconds = checkpoint_seconds  # within an epoch; at its end, the run saves more often
+        self.n_epochs = min(experiment.args.epochs, until or experiment.args.epochs)  # after which it ends or pauses
         self.place = _Place()
         self.steps = steps_for(experiment, fabric) if ranks.n == 1 else JointSteps(experiment, fabric, ranks)
         self.log = self._new_log()
@@ -102,13 +104,13 @@ class Training:
                 self.ranks.together(lambda: self.experiment.start(self.line.say))
             except KeyboardInterrupt:  # it starts again when the run is resumed
                 raise Stopped(f"stopped before the first step of {self.folder.path}", self.folder.path) from None
-        if self.place.epoch >= self.experiment.args.epochs:
+        if self.place.epoch >= self.n_epochs:
             self.line.say(f"already finished after {self.place.epoch} epochs; give more --epochs to continue")
             return self.folder.metrics()
         if self.ranks.n > 1:
             self._begin_together()
         with _stop_requests() as requests, self._scalars() as writer:
-            while self.place.epoch < self.experiment.args.epochs:
+            while self.place.epoch < self.n_epochs:
                 with self.steps.epoch():
                     self._train_epoch(requests)
                 line = self._end_epoch()
@@ -185,7 +187,7 @@ class Training:
         return self.place.epoch * self.experiment.n_steps + self.place.step
 
     def _show(self) -> None:
-        place, n_all = self.place, self.experiment.args.epochs * self.experiment.n_steps
+        place, n_all = self.place, self.n_epochs * self.experiment.n_steps
         done = self._n_steps_done() / n_all
         loss, calls = self.log.recent(place.step)
         left = (place.seconds + place.epoch_seconds) / done * (1 - done)
@@ -227,7 +229,7 @@ class Training:
             weights = {name: tensor.clone() for name, tensor in experiment.model.state_dict().items()}
             self._best = {"model": weights, "epoch": line["epoch"], "config": config_digest(experiment.args)}
         wait = min(self.checkpoint_seconds, EPOCH_CHECKPOINT_SECONDS)
-        is_last = self.place.epoch >= experiment.args.epochs
+        is_last = self.place.epoch >= self.n_epochs
         if any(self.ranks.any(is_last or time.monotonic() - self._saved_at >= wait)):
             self._save(None)
         self.line.epoch(line)

@@ -40,8 +40,12 @@ def run(
     out: pathlib.Path | None = None,
     resume: bool = False,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    until: int | None = None,
 ) -> tuple[RunFolder, list[dict[str, Any]]]:
-    """Start a run, or resume one; returns its folder and the metrics of all its epochs."""
+    """Start a run, or resume one; returns its folder and the metrics of all its epochs.
+
+    After ``until`` epochs it pauses: it is saved and can be resumed, as if it had been interrupted there.
+    """
     # A resumed run has the options of its config, so that those given here may not make sense alone.
     args = None if resume and out is not None else make_args(name, method, options)
     if out is None and args is not None:
@@ -53,7 +57,7 @@ def run(
         raise UsageError(f"--out must be valid UTF-8, got {str(out)!r}") from None
     if not checkpoint_seconds >= 0:  # NaN included
         raise UsageError(f"--checkpoint-seconds must be at least 0, got {checkpoint_seconds}")
-    request = Request(name, method, options, out, resume, checkpoint_seconds)
+    request = Request(name, method, options, out, resume, checkpoint_seconds, until)
     devices, nodes = _wanted(request)
     if launch := found_launch(devices * nodes):
         request = dataclasses.replace(request, options=_launched_options(options, launch))
@@ -76,6 +80,7 @@ class Request:
     out: pathlib.Path
     resume: bool
     checkpoint_seconds: float
+    until: int | None = None
 
 
 def _wanted(request: Request) -> tuple[int, int]:
@@ -136,7 +141,9 @@ def _start(ranks: Ranks, request: Request, folder: RunFolder) -> tuple[RunFolder
             raise _taken(folder)
         folder.create(_config(request.name, args, experiment))
         with LiveLine(experiment, is_quiet=not ranks.is_first) as line:
-            return folder, _train(Training(experiment, folder, fabric, line, request.checkpoint_seconds, ranks))
+            return folder, _train(
+                Training(experiment, folder, fabric, line, request.checkpoint_seconds, ranks, request.until)
+            )
 
 
 def _made(ranks: Ranks, name: str, args: CommonArgs) -> tuple[AbstractExperiment, Fabric]:
@@ -163,7 +170,7 @@ def _resume(ranks: Ranks, request: Request, folder: RunFolder) -> tuple[RunFolde
                     f"the run was started with {config.threads} threads and continues with {torch.get_num_threads()}: "
                     "its numbers will differ in the last digits (OMP_NUM_THREADS sets the number)"
                 )
-            training = Training(experiment, folder, fabric, line, request.checkpoint_seconds, ranks)
+            training = Training(experiment, folder, fabric, line, request.checkpoint_seconds, ranks, request.until)
             ranks.together(training.restore)  # a run that cannot be resumed stays as it was
             if ranks.is_first:
                 remove_temporaries(folder.path)
