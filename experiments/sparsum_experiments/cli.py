@@ -289,7 +289,10 @@ def _sweep_command(experiment: str) -> click.Command:
         ),
         click.Option(["--seeds"], type=_COUNT, default=1, help="How many, from 0."),
         click.Option(
-            ["--jobs"], type=_COUNT, default=1, help="Runs at a time; on a GPU they share it by MPS where that is installed."
+            ["--jobs"],
+            type=_COUNT,
+            help="Runs at a time; on a GPU they share it by MPS where that is installed. "
+            "[default: one per core on a CPU, 1 on a GPU]",
         ),
         click.Option(
             ["--ray"],

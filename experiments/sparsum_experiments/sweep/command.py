@@ -29,7 +29,7 @@ from sparsum_experiments.sweep import plan as planning
 from sparsum_experiments.sweep.cluster import Cluster
 from sparsum_experiments.sweep.estimate import RemainingTime, estimate_plan
 from sparsum_experiments.sweep.folder import full_disk_explained, sole_sweep
-from sparsum_experiments.sweep.launch import Entry, Phase, n_threads_of, sweep
+from sparsum_experiments.sweep.launch import Entry, Phase, default_jobs, n_threads_of, sweep
 from sparsum_experiments.sweep.plan import PlannedRun, counted
 from sparsum_experiments.sweep.search import Launch, Trial, search_table
 from sparsum_experiments.sweep.search import search as run_search
@@ -53,7 +53,7 @@ def sweep_command(
     grid: Sequence[str],
     seeds: int,
     out: pathlib.Path | None,
-    jobs: int,
+    jobs: int | None,
     plan_only: bool,
     evaluate: bool = False,
     tuned_by: pathlib.Path | None = None,
@@ -65,7 +65,7 @@ def sweep_command(
 
     Returns the exit status: 0 if all runs are finished, 1 if some have failed, 130 if the sweep was stopped.
     """
-    if jobs < 1:
+    if jobs is not None and jobs < 1:
         raise UsageError(f"--jobs must be at least 1, got {jobs}")
     if by is not None and tuned_by is None:
         raise UsageError("--by is the metric by which --tuned-by chooses: give --tuned-by with the folder of a sweep, too")
@@ -98,6 +98,7 @@ def sweep_command(
     planning.check_plan(plan)
     for device in {run.args.device for run in plan} if ray is None else ():
         device_of(device)  # raises where it does not exist, before any run would; nodes of a cluster may have others
+    jobs = jobs or (default_jobs(plan) if ray is None else 1)
     if plan_only:
         print_plan(estimate_plan(plan, folder, n_threads_of(jobs), functools.partial(say, messages)), jobs, console)
         if search is not None:

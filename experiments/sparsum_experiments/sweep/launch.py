@@ -17,7 +17,7 @@ from typing import Protocol
 from sparsum_experiments.errors import UsageError
 from sparsum_experiments.files import printable, write_bytes
 from sparsum_experiments.runs import RunFolder
-from sparsum_experiments.sweep.mps import sharing_gpu
+from sparsum_experiments.sweep.mps import sharing_gpu, uses_gpu
 from sparsum_experiments.sweep.plan import PlannedRun, State, check_plan, state_of
 
 # How often a run is tried before it is given up.
@@ -193,9 +193,19 @@ def n_threads_of(jobs: int, n_cores: int | None = None) -> int:
         if not first.isdecimal() or int(first) < 1:
             raise UsageError(f"the environment variable OMP_NUM_THREADS must be a positive integer, got {typed!r}")
         return int(first)
-    if n_cores is None:
-        n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, n_cores // jobs)
+    return max(1, (n_cores_here() if n_cores is None else n_cores) // jobs)
+
+
+def default_jobs(plan: Sequence[PlannedRun]) -> int:
+    """How many runs are made at a time: on a CPU one per core, each with one thread, which docs/scaling.md measures."""
+    if any(uses_gpu(run) for run in plan):
+        return 1
+    return max(1, n_cores_here() // n_threads_of(n_cores_here()))
+
+
+def n_cores_here() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def command_of(run: PlannedRun) -> list[str]:

@@ -3,6 +3,7 @@
 This is successive halving (Jamieson & Talwalkar, 2016): all settings of a method are trained for a part of the epochs, then
 the best third for three times as many, and so on to the end. A run that continues is an ordinary run that is resumed, so its
 metrics are those of one that was never paused, and a search that is interrupted comes to the same decisions again.
+Optuna and Ray Tune would keep trials and checkpoints of their own beside the runs, and Tune needs Ray on a laptop, too.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from sparsum_experiments.runs import RunFolder
 from sparsum_experiments.sweep import Board, Phase, PlannedRun, launch, make_plan, sweep, sweep_command
 from sparsum_experiments.sweep.command import best_settings, seconds_left
 from sparsum_experiments.sweep.estimate import estimate_plan
-from sparsum_experiments.sweep.launch import Entry
+from sparsum_experiments.sweep.launch import Entry, default_jobs
 from sparsum_experiments.sweep.plan import State, check_plan, grid_options, parse_grid, parse_methods, state_of
 
 from tests.experiments.sweep.finished import write_finished
@@ -94,7 +94,7 @@ def test_methods_that_ignore_an_option_are_not_swept_over_it(tmp_path: Path) -> 
 @pytest.mark.parametrize("experiment", ["ssvae", "signal-game", "bitvector-vae"])
 def test_all_options_but_places_and_data_can_be_in_a_grid(experiment: str) -> None:
     options = experiment_options(experiment)
-    assert options.keys() - grid_options(experiment).keys() == {"seed", "data", "data_dir", "device"}
+    assert options.keys() - grid_options(experiment).keys() == {"seed", "data", "data_dir", "device", "devices", "nodes"}
     for option in options.values():
         if option.methods is not None:  # an option that some methods use names methods of this experiment
             assert set(option.methods) & set(experiment_class(experiment).methods)
@@ -436,3 +436,12 @@ def test_board_shows_runs(tmp_path: Path) -> None:
     with Board(console, 1) as board:
         board.look(entries)
     assert "starting" in console.export_text()
+
+
+def test_one_job_per_core_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With one thread each, or as many as OMP_NUM_THREADS says."""
+    monkeypatch.setattr(launch, "n_cores_here", lambda: 8)
+    plan = make_plan("signal-game", ["sparse"], {"device": "cpu"}, {}, 1, tmp_path)
+    for n_threads, n_jobs in (("", 8), ("2", 4), ("16", 1)):
+        monkeypatch.setenv("OMP_NUM_THREADS", n_threads)
+        assert default_jobs(plan) == n_jobs
