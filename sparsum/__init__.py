@@ -6,6 +6,7 @@ few assignments that have mass. `sparsemax`, `entmax15` and `entmax` are drop-in
 
 from sparsum import distributed as distributed
 from sparsum import estimators as estimators
+from sparsum import nn as nn
 from sparsum import solvers as solvers
 from sparsum import testing as testing
 from sparsum.diagnosis import diagnose as diagnose
