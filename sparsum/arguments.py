@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -40,6 +41,29 @@ def check_number(name: str, value: float, *, least: float | None = None, above: 
     if least is not None and value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
     return value
+
+
+def check_bool(name: str, value: bool) -> bool:
+    """Return the value if it is a bool, raise a TypeError otherwise."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be a bool, got {type(value).__name__}")
+    return value
+
+
+def check_sizes(name: str, value: object) -> tuple[int, ...]:
+    """Return a sequence of positive ints as a tuple, raise otherwise."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError(f"{name} must be a sequence of ints, got {type(value).__name__}")
+    return tuple(check_int(f"{name}[{i}]", size, least=1) for i, size in enumerate(value))
+
+
+def check_sample_shape(value: object) -> torch.Size:
+    """Return a sample shape, given as an int or a sequence of ints, none of which may be negative."""
+    if isinstance(value, int):
+        return torch.Size([check_int("sample_shape", value, least=0)])
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError(f"sample_shape must be an int or a sequence of ints, got {type(value).__name__}")
+    return torch.Size([check_int(f"sample_shape[{i}]", size, least=0) for i, size in enumerate(value)])
 
 
 def check_floating(name: str, value: Tensor) -> None:

@@ -15,7 +15,7 @@ from sparsum.solvers import AbstractSolver
 from sparsum.solvers.default import default_solver
 from sparsum.solvers.rounding import WIDE, centred, relative_to
 from sparsum.structures import AbstractStructure, BoundScores, Scores
-from sparsum.structures.scores import flatten
+from sparsum.structures.scores import as_tuple, flatten
 
 
 def sparsemap(
@@ -69,6 +69,7 @@ def sparsemap(
     """
     require_structure(structure)
     check_solver(solver)
+    forbid_vmap("sparsemap", scores)
     return sparsemap_of(structure.bind(scores, mask=mask, temperature=temperature), solver)
 
 
@@ -125,6 +126,7 @@ def topk_sparsemax(
     """
     require_structure(structure)
     check_int("k", k, least=1)
+    forbid_vmap("topk_sparsemax", scores)
     return topk_sparsemax_of(structure.bind(scores, mask=mask, temperature=temperature), k)
 
 
@@ -194,6 +196,18 @@ def best_assignments(bound: BoundScores, k: int) -> tuple[Tensor, Tensor]:
         best, is_valid = bound.map(lambda tensor: tensor.nan_to_num(0.0, torch.inf, -torch.inf)).kbest(k)
     values = bound.map(Tensor.double).score(best.flatten(0, 1), bound.row(best.shape[1])).reshape(is_valid.shape)
     return best, values.masked_fill(~is_valid, -torch.inf)
+
+
+def forbid_vmap(name: str, scores: Scores) -> None:
+    """Raise a RuntimeError within `torch.vmap`, which requires that shapes do not depend on values."""
+    for tensor in as_tuple(scores):
+        while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            if torch._C._functorch.is_batchedtensor(tensor):
+                raise RuntimeError(
+                    f"{name} does not support torch.vmap, because the number of atoms depends on the scores; pass all "
+                    "examples as one batch, with shape (*batch, *score_shape)"
+                )
+            tensor = torch._C._functorch.get_unwrapped(tensor)
 
 
 def require_structure(structure: AbstractStructure) -> None:

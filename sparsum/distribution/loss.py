@@ -110,6 +110,8 @@ def call_loss(
                 f"{name} must return a tensor, or a dict, list or tuple of tensors, with one entry per atom; "
                 f"got {type(value).__name__}"
             )
+        if value.is_complex():
+            raise TypeError(f"{name} must return real numbers, got {value.dtype}; return e.g. torch.view_as_real(value)")
         if value.ndim == 0 or len(value) != n_atoms:
             seen = f"got shape {tuple(value.shape)}"
             if value.ndim and len(value) == n_rows:

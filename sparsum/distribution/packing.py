@@ -13,6 +13,8 @@ from torch import Tensor
 
 from sparsum.segments import Segments
 from sparsum.simplex.blocks import support
+from sparsum.structures import AbstractStructure, OneOf
+from sparsum.structures.scores import as_tuple
 
 _SHOWN_ROWS = 5
 
@@ -74,14 +76,34 @@ def check_packed(atoms: Tensor, probs: Tensor, row: Tensor, n_rows: int) -> tupl
     return atoms, probs, row
 
 
-def check_indices(atoms: Tensor, n: int) -> None:
-    """Raise a TypeError or ValueError unless atoms are category indices from 0 to n - 1."""
-    if atoms.ndim != 1 or atoms.is_floating_point():
+def check_members(structure: AbstractStructure, atoms: Tensor, row: Tensor) -> None:
+    """Raise a TypeError or ValueError unless atoms are assignments of the structure, as far as it can tell."""
+    if isinstance(structure, OneOf) and (atoms.ndim != 1 or atoms.is_floating_point()):
         raise TypeError(
-            f"atoms of OneOf(n={n}) must be integers of shape (n_atoms,), got {atoms.dtype} {tuple(atoms.shape)}"
+            f"atoms of {structure!r} must be integers of shape (n_atoms,), got {atoms.dtype} {tuple(atoms.shape)}"
         )
-    if len(atoms) and not 0 <= int(atoms.min()) <= int(atoms.max()) < n:
-        raise ValueError(f"atoms of OneOf(n={n}) must be from 0 to {n - 1}, got {int(atoms.min())} to {int(atoms.max())}")
+    is_other = ~structure.select(row).contains(atoms)
+    if bool(is_other.any()):
+        first = int(is_other.nonzero()[0])
+        raise ValueError(f"atoms must be assignments of {structure!r}, got {atoms[first].tolist()} in row {int(row[first])}")
+    with contextlib.suppress(TypeError):  # score_shape is optional
+        wanted, vectors = tuple(structure.score_shape), as_tuple(structure.select(row[:1]).vectors(atoms[:1]))[0]
+        if len(atoms) and tuple(vectors.shape[1:]) != wanted:
+            raise ValueError(
+                f"atoms must be assignments of {structure!r}, whose vectors have shape {wanted}, got atoms of shape "
+                f"{tuple(atoms.shape[1:])} with vectors of shape {tuple(vectors.shape[1:])}"
+            )
+
+
+def check_distinct(atoms: Tensor, row: Tensor) -> None:
+    """Raise a ValueError if an atom occurs twice in a row."""
+    named = torch.cat([row.unsqueeze(1), atoms.reshape(len(atoms), -1)], 1)  # rows become floats if atoms are
+    _, place, count = named.unique(dim=0, return_inverse=True, return_counts=True)
+    if len(count) < len(atoms):
+        first = int((count[place] > 1).nonzero()[0])
+        raise ValueError(
+            f"atoms must be distinct within each row, got {atoms[first].tolist()} twice in row {int(row[first])}"
+        )
 
 
 def pack_dense(

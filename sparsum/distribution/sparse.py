@@ -11,12 +11,20 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from sparsum.arguments import check_generator
+from sparsum.arguments import check_generator, check_sample_shape
 from sparsum.distribution.expectation import expect
 from sparsum.distribution.lookup import draw_places, log_of, log_probs_at
 from sparsum.distribution.loss import Loss
 from sparsum.distribution.moments import mean_of, variance_of
-from sparsum.distribution.packing import broadcast_value, check_indices, check_packed, n_rows_of, pack_dense, validates
+from sparsum.distribution.packing import (
+    broadcast_value,
+    check_distinct,
+    check_members,
+    check_packed,
+    n_rows_of,
+    pack_dense,
+    validates,
+)
 from sparsum.distribution.selection import keep_best, take_rows, to_device
 from sparsum.segments import Segments
 from sparsum.structures import AbstractStructure, OneOf, Scores
@@ -46,12 +54,12 @@ class SparseDistribution(Distribution):
         batch_shape: the shape of the batch; by default ``(n_rows,)``.
         structure: the structure that the atoms belong to; None if each atom is its own vector.
         is_exact: one boolean per row, True if no atom was cut off; by default True for all rows.
-        validate_args: whether to check the values; costs one host-device synchronization. Default: True.
+        validate_args: whether to check the values, which synchronizes with a GPU. Default: True.
 
     Raises:
         TypeError: if a dtype is wrong.
-        ValueError: if shapes do not match, rows are unsorted or missing, or probabilities are negative, NaN or do not sum
-            to 1; the message names the rows.
+        ValueError: if shapes do not match, rows are unsorted or missing, probabilities are negative, NaN or do not sum to 1,
+            or atoms are not assignments of the structure or occur twice in a row; the message names the rows.
     """
 
     arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
@@ -71,12 +79,16 @@ class SparseDistribution(Distribution):
         if structure is not None and not isinstance(structure, AbstractStructure):
             raise TypeError(f"structure must be an AbstractStructure or None, got {type(structure).__name__}")
         shape = torch.Size([n_rows] if batch_shape is None else batch_shape)
+        if is_exact is not None and (not isinstance(is_exact, Tensor) or is_exact.dtype != torch.bool):
+            kind = is_exact.dtype if isinstance(is_exact, Tensor) else type(is_exact).__name__
+            raise TypeError(f"is_exact must be a tensor of dtype torch.bool, got {kind}")
         if is_exact is not None and is_exact.shape != shape:
             raise ValueError(f"is_exact must have the batch shape {tuple(shape)}, got {tuple(is_exact.shape)}")
         if validates(validate_args):
             atoms, probs, row = check_packed(atoms, probs, row, n_rows)
-            if isinstance(structure, OneOf):
-                check_indices(atoms, structure.n)
+            if structure is not None:
+                check_members(structure, atoms, row)
+            check_distinct(atoms, row)
         self._assign(atoms, probs, Segments.from_row(row, n_rows), shape, structure, is_exact, validate_args)
 
     def _assign(
@@ -176,6 +188,8 @@ class SparseDistribution(Distribution):
         """
         if isinstance(generators, torch.Generator):
             generators = (generators,)
+        elif not isinstance(generators, Sequence) or not all(isinstance(each, torch.Generator) for each in generators):
+            raise TypeError(f"generators must be a torch.Generator or a sequence of them, got {generators!r}")
         return expect(loss, self.atoms, self.probs, self._segments, self.batch_shape, chunk_size, generators)
 
     def entropy(self) -> Tensor:
@@ -233,7 +247,7 @@ class SparseDistribution(Distribution):
     def sample(self, sample_shape: int | Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
         """Draw independent samples: (*sample_shape, *batch_shape, *event_shape)."""
         check_generator(generator)
-        shape = torch.Size([sample_shape] if isinstance(sample_shape, int) else sample_shape)
+        shape = check_sample_shape(sample_shape)
         places = draw_places(self.probs, self._segments, math.prod(shape), generator)
         return self.atoms.detach()[places].reshape(shape + self.batch_shape + self.event_shape)
 

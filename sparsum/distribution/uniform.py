@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from sparsum.arguments import check_generator
+from sparsum.arguments import check_generator, check_sample_shape
 from sparsum.distribution.packing import broadcast_value
 from sparsum.structures import AbstractStructure
 from sparsum.structures.uniform import sample_uniform
@@ -80,7 +80,7 @@ class UniformOver(Distribution):
             TypeError: if no sampler is registered for the structure; see `sparsum.structures.uniform.sample_uniform`.
         """
         check_generator(generator)
-        shape = torch.Size([sample_shape] if isinstance(sample_shape, int) else sample_shape) + self.batch_shape
+        shape = check_sample_shape(sample_shape) + self.batch_shape
         device = torch.get_default_device() if generator is None else generator.device
         dtype = torch.get_default_dtype()
         atoms = sample_uniform(self.structure, math.prod(shape), generator=generator, device=device, dtype=dtype)

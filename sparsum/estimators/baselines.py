@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsum.arguments import check_number
+from sparsum.arguments import check_number, check_sizes
 
 
 class RunningMean(torch.nn.Module):
@@ -65,7 +65,7 @@ class RunningMean(torch.nn.Module):
 
 def perceptron(n_inputs: int, hidden: tuple[int, ...]) -> torch.nn.Sequential:
     """A network from ``n_inputs`` through hidden layers with ReLU to one number."""
-    sizes = (n_inputs, *hidden)
+    sizes = (n_inputs, *check_sizes("hidden", hidden))
     layers: list[torch.nn.Module] = []
     for before, after in itertools.pairwise(sizes):
         layers += [torch.nn.Linear(before, after), torch.nn.ReLU()]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsum.arguments import check_int, check_number
+from sparsum.arguments import check_bool, check_int, check_number
 from sparsum.estimators.abstract import AbstractEstimator, Estimate, Needs
 from sparsum.estimators.baselines import in_dtype_of, perceptron, predict
 from sparsum.estimators.noise import exponential
@@ -85,6 +85,7 @@ class Rebar(AbstractEstimator):
     def __init__(self, temperature: float | Anneal = 0.5, *, scale: float = 1.0, learn_scale: bool = True) -> None:
         super().__init__()
         check_number("scale", scale)
+        check_bool("learn_scale", learn_scale)
         self.temperature = temperature_of(temperature)
         self.scale = torch.nn.Parameter(torch.tensor(float(scale)), requires_grad=learn_scale)
 

@@ -64,6 +64,8 @@ class Imle(AbstractEstimator):
     def __init__(self, step: float = 1.0, *, samples: int = 1, noise: Noise | None = None) -> None:
         super().__init__()
         check_number("step", step, above=0.0)
+        if noise is not None and not callable(noise):
+            raise TypeError(f"noise must be a function noise(shape, like, generator) or None, got {type(noise).__name__}")
         self.step, self.samples, self.noise = float(step), check_samples(samples), noise
 
     def n_calls(self, structure: AbstractStructure) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsum.arguments import check_int
+from sparsum.arguments import check_bool, check_int, kind_of
 from sparsum.estimators.abstract import AbstractEstimator, Estimate, check_samples
 from sparsum.estimators.baselines import RunningMean, in_dtype_of, perceptron, predict
 from sparsum.estimators.problem import Problem
@@ -142,6 +142,9 @@ class NVIL(AbstractEstimator):
             assert context_size is not None
             check_int("context_size", context_size, least=1)
             network = perceptron(context_size, hidden)
+        if not isinstance(network, torch.nn.Module):
+            raise TypeError(f"network must be a torch.nn.Module, got {kind_of(network)}")
+        check_bool("normalise", normalise)
         self.network, self.context_size = network, context_size
         self.centre = RunningMean(0.8) if normalise else None
         self.square = RunningMean(0.8) if normalise else None

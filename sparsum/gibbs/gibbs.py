@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from sparsum.arguments import check_generator, kind_of
+from sparsum.arguments import check_generator, check_sample_shape, kind_of
 from sparsum.distribution.packing import broadcast_value, validates
 from sparsum.gibbs.model import model_of
 from sparsum.structures import AbstractStructure, BoundScores, OneOf, Scores
@@ -161,7 +161,7 @@ class Gibbs(Distribution):
     def sample(self, sample_shape: int | Sequence[int] = (), *, generator: torch.Generator | None = None) -> Tensor:
         """Draw independent samples: (*sample_shape, *batch_shape, *event_shape)."""
         check_generator(generator)
-        shape = torch.Size([sample_shape] if isinstance(sample_shape, int) else sample_shape)
+        shape = check_sample_shape(sample_shape)
         with torch.no_grad():
             atoms = self.model.sample(math.prod(shape), generator)
         return atoms.reshape(shape + self.batch_shape + self.event_shape)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsum.arguments import check_dense, check_floating
+from sparsum.arguments import check_dense, check_floating, check_int
 from sparsum.simplex.arguments import apply_mask, can_look_at, check_scores, compute_dtype, rows_of_alpha
 from sparsum.simplex.entropy import entropy_slope, tsallis_entropy
 from sparsum.simplex.forward_mode import nestable
@@ -226,6 +226,7 @@ def _check_probability_target(x: Tensor, target: Tensor) -> None:
 
 def _check_class_target(x: Tensor, target: Tensor, ignore_index: int) -> Tensor:
     """Check class indices; return which rows are not ignored."""
+    check_int("ignore_index", ignore_index)
     if target.dtype == torch.bool or target.is_complex():
         raise TypeError(f"target must hold class indices (integers) or probabilities (floats), got {target.dtype}")
     if target.shape != x.shape[:-1]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sparsum.arguments import check_int
 from sparsum.simplex import losses, mappings
 from sparsum.simplex.bounded import BoundedAlpha
 
@@ -148,6 +149,7 @@ class SparsemaxLoss(torch.nn.Module):
     def __init__(self, *, reduction: str = "mean", ignore_index: int = -100) -> None:
         super().__init__()
         losses.check_reduction(reduction)
+        check_int("ignore_index", ignore_index)
         self.reduction, self.ignore_index = reduction, ignore_index
 
     def forward(self, x: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -161,6 +163,7 @@ class Entmax15Loss(torch.nn.Module):
     def __init__(self, *, reduction: str = "mean", ignore_index: int = -100) -> None:
         super().__init__()
         losses.check_reduction(reduction)
+        check_int("ignore_index", ignore_index)
         self.reduction, self.ignore_index = reduction, ignore_index
 
     def forward(self, x: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -177,6 +180,7 @@ class EntmaxLoss(torch.nn.Module):
         super().__init__()
         _keep(self, alpha=alpha)
         losses.check_reduction(reduction)
+        check_int("ignore_index", ignore_index)
         self.reduction, self.ignore_index = reduction, ignore_index
 
     def forward(self, x: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsum import kernels
-from sparsum.arguments import check_int
+from sparsum.arguments import check_bool, check_int, check_number, kind_of
 from sparsum.segments import may_be_padded
 from sparsum.solvers import active_bits, kkt
 from sparsum.solvers.abstract import AbstractSolver, NotConverged, Solution
@@ -66,8 +66,8 @@ class ActiveSet(AbstractSolver):
         tolerance: the gap below which a row is solved; at least the rounding error of the gap, about 1e-11 times the
             distance of the mean to a vertex. If vectors are not 0/1, it is relative to the square of their size.
         start: the initial atoms, by default the best one: (n_rows, n_start, *event_shape), or a packed pair (atoms, row),
-            as in a `SparseDistribution`, with at least one atom per row. They must be assignments of the structure. This
-            cannot be checked in general, and invalid atoms can remain in the result. Repeated, forbidden and affinely
+            as in a `SparseDistribution`, with at least one atom per row. They must be assignments of the structure, which
+            is checked by its `contains`. Repeated, forbidden and affinely
             dependent atoms are ignored, and a row without any other starts from its best atom.
         strict: whether to raise `NotConverged` if a row is not solved; if False, keep its last feasible iterate.
         chunk_size: the number of rows to solve at once, which bounds the memory; by default as many as have atoms with
@@ -89,8 +89,11 @@ class ActiveSet(AbstractSolver):
         for name in ("max_steps", "chunk_size"):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), least=1)
-        if not self.tolerance >= 0:
-            raise ValueError(f"tolerance must not be negative, got {self.tolerance}")
+        check_number("tolerance", self.tolerance, least=0.0)
+        check_bool("strict", self.strict)
+        parts = self.start if isinstance(self.start, tuple) and len(self.start) == 2 else (self.start,)
+        if self.start is not None and not all(isinstance(part, Tensor) for part in parts):
+            raise TypeError(f"start must be a torch.Tensor or a packed pair (atoms, row), got {kind_of(self.start)}")
 
     def solve(self, bound: BoundScores) -> Solution:
         """Solve all rows.
@@ -169,11 +172,16 @@ class ActiveSet(AbstractSolver):
         """Initial atoms, (n_rows, n_slots, *event_shape), and feasible probabilities, 0 for ignored atoms."""
         assert self.start is not None
         atoms = _unpacked(self.start, len(best)) if isinstance(self.start, tuple) else self.start
-        if atoms.shape[:1] != best.shape[:1] or atoms.shape[2:] != best.shape[1:] or not atoms.shape[1]:
+        if atoms.ndim < 2 or atoms.shape[:1] != best.shape[:1] or atoms.shape[2:] != best.shape[1:] or not atoms.shape[1]:
             shape = f"({', '.join(map(str, [len(best), 'n_start', *best.shape[1:]]))})"
             raise ValueError(f"start must have shape {shape}, or be a packed pair (atoms, row); got {tuple(atoms.shape)}")
         atoms = torch.cat([atoms.to(best), best.unsqueeze(1)], 1)
         row = torch.arange(len(best), device=best.device).repeat_interleave(atoms.shape[1])
+        is_other = ~problem.structure.select(row).contains(atoms.flatten(0, 1))
+        if bool(is_other.any()):
+            first = int(is_other.nonzero()[0])
+            seen = f"{atoms.flatten(0, 1)[first].tolist()} in row {int(row[first])}"
+            raise ValueError(f"start must hold assignments of {problem.structure!r}, got {seen}")
         vectors = problem.vectors(atoms.flatten(0, 1), row).reshape(*atoms.shape[:2], problem.linear.shape[-1])
         is_allowed = torch.ones(atoms.shape[:2], dtype=torch.bool, device=best.device)
         if problem.is_forbidden is not None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsum import kernels
+from sparsum.arguments import check_bool
 from sparsum.segments import Segments
 from sparsum.solvers import kkt
 from sparsum.solvers.abstract import AbstractSolver, NotConverged, Solution
@@ -64,7 +65,8 @@ class Pulled(AbstractSolver):
     strict: bool = True
 
     def __post_init__(self) -> None:
-        self._active_set()  # checks the arguments
+        check_bool("strict", self.strict)
+        self._active_set()  # checks the other arguments
 
     def _active_set(self) -> ActiveSet:
         return ActiveSet(max_steps=self.max_steps, tolerance=self.tolerance, strict=False)

@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from sparsum.arguments import check_int
+from sparsum.arguments import check_bool, check_int
 from sparsum.structures.abstract import AbstractStructure
 from sparsum.structures.declarations import BitCounts, Potentials
 from sparsum.structures.kbest import best_bits, best_counted_bits
@@ -31,8 +31,7 @@ class AbstractBits(AbstractStructure):
         check_int("n", self.n, least=1)
         for name, value in ones.items():
             check_int(name, value, least=0, most=self.n, why=f" for n = {self.n}")
-        if not isinstance(self.symmetric, bool):
-            raise TypeError(f"symmetric must be a bool, got {type(self.symmetric).__name__}")
+        check_bool("symmetric", self.symmetric)
 
     def kbest(
         self,

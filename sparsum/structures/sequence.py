@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from sparsum.arguments import check_int
+from sparsum.arguments import check_bool, check_int
 from sparsum.segments import Segments
 from sparsum.structures.declarations import Potentials
 from sparsum.structures.pulling import Decomposition, Facets
@@ -67,6 +67,7 @@ class Sequence(AbstractSized):
     def __post_init__(self) -> None:
         check_int("length", self.length, least=1)
         check_int("n_tags", self.n_tags, least=1)
+        check_bool("regularise_transitions", self.regularise_transitions)
         super().__post_init__()
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsum.arguments import check_int
+from sparsum.arguments import check_bool, check_int
 from sparsum.structures.arborescence import best_heads
 from sparsum.structures.cuts import common_cuts, violated_cuts
 from sparsum.structures.pulling import Facets, Violated
@@ -57,6 +57,7 @@ class Tree(AbstractSized):
 
     def __post_init__(self) -> None:
         check_int("n", self.n, least=1)
+        check_bool("single_root", self.single_root)
         super().__post_init__()
 
     @property

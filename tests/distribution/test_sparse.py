@@ -192,6 +192,7 @@ def test_log_prob_of_any_order_and_of_duplicates() -> None:
         torch.tensor([[3, 1], [0, 2], [3, 1], [7, 7]]),
         torch.tensor([0.25, 0.5, 0.25, 1.0], dtype=torch.float64),
         torch.tensor([0, 0, 0, 1]),
+        validate_args=False,  # which refuses duplicates
     )
     values = torch.tensor([[[3, 1], [7, 7]], [[0, 2], [7, 8]], [[1, 3], [3, 1]]])
     expected = torch.tensor([[0.5, 1.0], [0.5, 0.0], [0.0, 0.0]]).double().log()
@@ -481,7 +482,11 @@ ATOMS, PROBS, ROW = torch.arange(3), torch.tensor([0.5, 0.5, 1.0]), torch.tensor
         (lambda: Q.log_prob(2), TypeError, "value must be a torch.Tensor, got int"),  # type: ignore[arg-type]
         (lambda: Q.expect(None), TypeError, "loss must be a function"),  # type: ignore[arg-type]
         (lambda: Q.sample(generator=0), TypeError, "generator must be a torch.Generator or None, got int"),  # type: ignore[arg-type]
-        (lambda: sp.SparseDistribution(ATOMS + 1, PROBS, ROW, structure=sp.OneOf(3)), ValueError, "from 0 to 2, got 1 to 3"),
+        (
+            lambda: sp.SparseDistribution(ATOMS + 1, PROBS, ROW, structure=sp.OneOf(3)),
+            ValueError,
+            "atoms must be assignments of OneOf(n=3), got 3 in row 1",
+        ),
         (lambda: sp.SparseDistribution(PROBS, PROBS, ROW, structure=sp.OneOf(3)), TypeError, "must be integers"),
         (lambda: bits().to_dense(), TypeError, "to_dense requires a distribution over OneOf"),
         (lambda: sp.UniformOver(3), TypeError, "structure must be an AbstractStructure, got int"),  # type: ignore[arg-type]

@@ -473,9 +473,10 @@ def test_arguments() -> None:
         ActiveSet(max_steps=1.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="chunk_size must be at least 1"):
         ActiveSet(chunk_size=0)
-    for tolerance in (-1.0, torch.nan):
-        with pytest.raises(ValueError, match="tolerance must not be negative"):
-            ActiveSet(tolerance=tolerance)
+    with pytest.raises(ValueError, match="tolerance must be at least 0"):
+        ActiveSet(tolerance=-1.0)
+    with pytest.raises(ValueError, match="tolerance must be finite, got nan"):
+        ActiveSet(tolerance=torch.nan)
     assert ActiveSet() == ActiveSet()
 
 
