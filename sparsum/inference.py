@@ -201,7 +201,8 @@ def best_assignments(bound: BoundScores, k: int) -> tuple[Tensor, Tensor]:
 def forbid_vmap(name: str, scores: Scores) -> None:
     """Raise a RuntimeError within `torch.vmap`, which requires that shapes do not depend on values."""
     for tensor in as_tuple(scores):
-        while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        # What is not a tensor is reported by `AbstractStructure.bind`, which knows how many tensors are expected.
+        while isinstance(tensor, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             if torch._C._functorch.is_batchedtensor(tensor):
                 raise RuntimeError(
                     f"{name} does not support torch.vmap, because the number of atoms depends on the scores; pass all "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 
 import pytest
@@ -27,7 +28,11 @@ def work(rank: int, path: pathlib.Path) -> None:
         for size in SIZES
     }
     (path / f"{rank}.json").write_text(json.dumps(found))
+    distributed.barrier()
     distributed.destroy_process_group()
+    # Threads of gloo and autograd that ask for the interpreter while it is finalized abort the process, once in hundreds of
+    # runs; skip the finalization. An error above ends the process in the usual way.
+    os._exit(0)
 
 
 def test_two_processes_train_as_one_with_the_joint_batch(tmp_path: pathlib.Path) -> None:
