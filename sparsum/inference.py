@@ -25,6 +25,7 @@ def sparsemap(
     solver: AbstractSolver | None = None,
     mask: Scores | None = None,  # shape: broadcasts to that of scores
     temperature: float | Tensor | None = None,  # shape: broadcasts to (*batch,)
+    max_atoms: int | None = None,
 ) -> SparseDistribution:
     r"""The sparse distribution whose mean vector is closest to the scores.
 
@@ -52,10 +53,19 @@ def sparsemap(
             facets, and `sparsum.solvers.ActiveSet` for all others.
         mask: True where a part is allowed, equivalent to scores of -inf elsewhere; see `AbstractStructure.bind`.
         temperature: divides the scores; a positive number, or one per example.
+        max_atoms: the largest number of atoms per row; by default unlimited. Rows with more keep the most probable ones,
+            renormalized, as in `SparseDistribution.truncate`. Their mean is no longer the closest to the scores.
 
     Returns:
         The distribution, differentiable with respect to the scores, with probabilities in their dtype. ``is_exact`` is
-        False for rows on which the solver did not converge; only a solver with ``strict=False`` returns them.
+        False for rows that lost atoms to ``max_atoms``, and for those on which the solver did not converge; only a solver
+        with ``strict=False`` returns the latter.
+
+    Within `torch.compile`, reading the number of atoms breaks the graph. With ``max_atoms`` and a closed form (the default
+    solvers of `OneOf`, `Bits`, `Groups`, `Budget` and `Subset`) there is nothing to read, and ``fullgraph=True`` works:
+    each row then has exactly ``max_atoms`` entries, of which those beyond its support repeat an atom with probability 0;
+    ``q.probs.view(*batch, max_atoms)`` is a table. Rows of scores without a distribution have NaN probabilities there,
+    because a graph cannot raise an error.
 
     Raises:
         TypeError: if the scores are not floating-point, or the solver does not support the structure.
@@ -69,20 +79,24 @@ def sparsemap(
     """
     require_structure(structure)
     check_solver(solver)
+    check_max_atoms(max_atoms)
     forbid_vmap("sparsemap", scores)
-    return sparsemap_of(structure.bind(scores, mask=mask, temperature=temperature), solver)
+    return sparsemap_of(structure.bind(scores, mask=mask, temperature=temperature), solver, max_atoms)
 
 
-def sparsemap_of(bound: BoundScores, solver: AbstractSolver | None = None) -> SparseDistribution:
+def sparsemap_of(
+    bound: BoundScores, solver: AbstractSolver | None = None, max_atoms: int | None = None
+) -> SparseDistribution:
     """`sparsemap` for scores that are already bound to their structure."""
-    solution = (default_solver(bound.structure) if solver is None else solver).solve(bound)
+    solver = default_solver(bound.structure) if solver is None else solver
+    solution = solver.solve(bound) if max_atoms is None else solver.solve_truncated(bound, max_atoms)
     return SparseDistribution.from_segments(
         solution.atoms,
         solution.probs,
         solution.segments,
         bound.batch_shape,
         bound.structure,
-        is_exact=bound.shaped(solution.is_solved),
+        is_exact=bound.shaped(solution.is_exact),
     )
 
 
@@ -200,6 +214,8 @@ def best_assignments(bound: BoundScores, k: int) -> tuple[Tensor, Tensor]:
 
 def forbid_vmap(name: str, scores: Scores) -> None:
     """Raise a RuntimeError within `torch.vmap`, which requires that shapes do not depend on values."""
+    if torch.compiler.is_compiling():  # tensors are not wrapped in a graph, and the tracer knows nothing of wrappers
+        return
     for tensor in as_tuple(scores):
         # What is not a tensor is reported by `AbstractStructure.bind`, which knows how many tensors are expected.
         while isinstance(tensor, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(tensor):
@@ -221,3 +237,8 @@ def check_solver(solver: AbstractSolver | None) -> None:
     """Raise a TypeError unless ``solver`` is a solver or None."""
     if solver is not None and not isinstance(solver, AbstractSolver):
         raise TypeError(f"solver must be a solver such as sparsum.solvers.ActiveSet(), got {kind_of(solver)}")
+
+
+def check_max_atoms(max_atoms: int | None) -> int | None:
+    """Return the largest number of atoms per row after checking that it is None or a positive int."""
+    return None if max_atoms is None else check_int("max_atoms", max_atoms, least=1)

@@ -50,11 +50,13 @@ class Segments:
         row: the row of each entry, sorted.
         lengths: the number of entries in each row.
         is_padded: whether there may be padding.
+        n_each: the number of entries of every row, if it is the same and known without reading it; see `regular`.
     """
 
     row: Tensor  # shape: (n,), int64
     lengths: Tensor  # shape: (n_rows,), int64
     is_padded: bool = False
+    n_each: int | None = None
 
     @classmethod
     def from_row(cls, row: Tensor, n_rows: int) -> Segments:
@@ -74,6 +76,16 @@ class Segments:
         rows = torch.arange(len(lengths), device=lengths.device)
         return cls(torch.repeat_interleave(rows, lengths, output_size=n), lengths)
 
+    @classmethod
+    def regular(cls, n_rows: int, n_each: int, device: torch.device) -> Segments:
+        """Create segments of the same length: a table, whose sums `torch.compile` can trace.
+
+        >>> Segments.regular(2, 2, torch.device("cpu")).row
+        tensor([0, 0, 1, 1])
+        """
+        row = torch.arange(n_rows, device=device).unsqueeze(-1).expand(n_rows, n_each).reshape(-1)
+        return cls(row, torch.full((n_rows,), n_each, device=device), n_each=n_each)
+
     @property
     def n_rows(self) -> int:
         """The number of rows, including empty rows."""
@@ -86,11 +98,15 @@ class Segments:
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum each row: ``(n, *rest) -> (n_rows, *rest)``; 0 for an empty row."""
+        if self.n_each is not None:
+            return self._table(values).sum(1)
         result: Tensor = _Sum.apply(values, self.row, self.lengths)
         return result
 
     def spread(self, per_row: Tensor) -> Tensor:
         """Repeat the value of each row for its entries: ``(n_rows, *rest) -> (n, *rest)``; the adjoint of `sum`."""
+        if self.n_each is not None:
+            return per_row.unsqueeze(1).expand(-1, self.n_each, *per_row.shape[1:]).flatten(0, 1)
         result: Tensor = _Spread.apply(per_row, self.row, self.lengths)
         return result
 
@@ -103,10 +119,14 @@ class Segments:
 
     def max(self, values: Tensor) -> Tensor:
         """Maximum of each row of ``values``, of shape (n,), without gradient; -inf for an empty row."""
+        if self.n_each is not None:
+            return self._table(values.detach()).amax(1)
         return torch.segment_reduce(values.detach(), "max", lengths=self.lengths, unsafe=True, initial=-torch.inf)
 
     def argmax(self, values: Tensor) -> Tensor:
         """Position of the first maximum of each non-empty row of ``values``, of shape (n,)."""
+        if self.n_each is not None:
+            return self._table(values.detach()).argmax(1) + self.starts
         n = len(values)
         position = torch.arange(n, device=values.device)
         is_largest = values.detach() == self.max(values)[self.row]
@@ -127,6 +147,10 @@ class Segments:
         powers = (values - self._peak(values)[self.row]).exp()
         total = self.sum(powers)
         return powers / torch.where(total == 0, 1.0, total)[self.row]
+
+    def _table(self, values: Tensor) -> Tensor:
+        """Values of rows of the same length: (n_rows, n_each, *rest)."""
+        return values.reshape(self.n_rows, self.n_each or 0, *values.shape[1:])
 
     def _peak(self, values: Tensor) -> Tensor:
         """The finite shift of each row that keeps exponentials finite."""

@@ -151,7 +151,39 @@ class SparseDistribution(Distribution):
     @property
     def n_atoms_per_row(self) -> Tensor:
         """The number of atoms of each row, that is, of loss evaluations per expectation: (*batch_shape,)."""
+        if self._segments.n_each is not None:  # a table, in which entries without mass fill the rows
+            return self._sum((self.probs.detach() > 0).long())
         return self._segments.lengths.reshape(self.batch_shape)
+
+    @property
+    def saturation(self) -> Tensor:
+        """The share of rows with a single atom, a number from 0 to 1 without gradient; 0 for an empty batch.
+
+        Such a row does not change with small changes of the scores, so that no function of the distribution has a gradient
+        in them. If all rows are saturated, training by exact sums stands still: see `sparsum.nn.SaturationMonitor`.
+
+        >>> SparseDistribution.from_dense(torch.tensor([[0.5, 0.5], [1.0, 0.0]])).saturation
+        tensor(0.5000)
+        """
+        is_single = self.n_atoms_per_row == 1
+        return is_single.sum() / max(is_single.numel(), 1)
+
+    @property
+    def usage(self) -> Scores:
+        """How often each part is used: the mean of the batch, in the form of the scores of one example; differentiable.
+
+        Bits whose usage is close to 0 or 1, and categories whose usage is 0, carry no information. 0 for an empty batch.
+
+        >>> SparseDistribution.from_dense(torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])).usage
+        tensor([0.7500, 0.2500, 0.0000])
+        """
+        n_rows, n_batch = self._segments.n_rows, len(self.batch_shape)
+
+        def average(part: Tensor) -> Tensor:
+            return part.reshape(n_rows, *part.shape[n_batch:]).sum(0) / max(n_rows, 1)
+
+        mean = self.mean
+        return tuple(map(average, mean)) if isinstance(mean, tuple) else average(mean)
 
     @constraints.dependent_property
     def support(self) -> constraints.Constraint:

@@ -15,7 +15,7 @@ from sparsum.estimators.abstract import AbstractEstimator, Estimate, Needs, chec
 from sparsum.estimators.members import MAX_COUNT, count_of, members
 from sparsum.estimators.problem import Problem
 from sparsum.gibbs import Gibbs
-from sparsum.inference import check_solver, sparsemap_of, topk_sparsemax_of
+from sparsum.inference import check_max_atoms, check_solver, sparsemap_of, topk_sparsemax_of
 from sparsum.segments import OnBad, Packed
 from sparsum.simplex import entmax, entmax15, sparsemax
 from sparsum.simplex.blocks import support
@@ -169,22 +169,25 @@ class SparseMAP(AbstractEstimator):
 
     Args:
         solver: one of `sparsum.solvers`; by default a closed form if there is one, otherwise the active set method.
+        max_atoms: the largest number of atoms per row, as in `sparsum.sparsemap`; by default unlimited.
         chunk_size: the largest number of atoms per call of the loss, as in `sparsum.SparseDistribution.expect`.
     """
 
     needs = Needs.NOTHING
 
-    def __init__(self, solver: AbstractSolver | None = None, *, chunk_size: int | None = None) -> None:
+    def __init__(
+        self, solver: AbstractSolver | None = None, *, max_atoms: int | None = None, chunk_size: int | None = None
+    ) -> None:
         super().__init__()
         check_solver(solver)
-        self.solver, self.chunk_size = solver, check_chunk_size(chunk_size)
+        self.solver, self.max_atoms, self.chunk_size = solver, check_max_atoms(max_atoms), check_chunk_size(chunk_size)
 
     def n_calls(self, structure: AbstractStructure) -> None:
         """None: the size of the support depends on the scores; at most the number of parts plus 1."""
 
     def estimate(self, problem: Problem) -> Estimate:
         """The weighted sum of the losses over the support."""
-        return _sum(problem, sparsemap_of(problem.bound, self.solver), self.chunk_size)
+        return _sum(problem, sparsemap_of(problem.bound, self.solver, self.max_atoms), self.chunk_size)
 
 
 def _sum(problem: Problem, q: SparseDistribution, chunk_size: int | None) -> Estimate:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from sparsum.distribution.selection import keep_best
 from sparsum.segments import Segments
 from sparsum.structures import BoundScores
 
@@ -23,12 +25,24 @@ class Solution:
     steps: Tensor  # shape: (n_rows,), int64; 0 for a closed form
     gap: Tensor  # shape: (n_rows,), the duality gap, an upper bound on the suboptimality of the objective
     max_steps: int | None = None  # the largest number of steps of a row; None for a closed form
+    is_cut: Tensor | None = None  # shape: (n_rows,), bool, which rows lost atoms; None if no row did
 
     @classmethod
-    def closed_form(cls, atoms: Tensor, probs: Tensor, segments: Segments) -> Solution:
+    def closed_form(cls, atoms: Tensor, probs: Tensor, segments: Segments, is_cut: Tensor | None = None) -> Solution:
         """A solution in closed form, without steps."""
         steps = torch.zeros(segments.n_rows, dtype=torch.int64, device=probs.device)
-        return cls(atoms, probs, segments, torch.ones_like(steps, dtype=torch.bool), steps, steps.double())
+        is_solved = torch.ones_like(steps, dtype=torch.bool)
+        return cls(atoms, probs, segments, is_solved, steps, steps.double(), is_cut=is_cut)
+
+    def truncate(self, k: int) -> Solution:
+        """Keep the k most probable atoms of each row, and renormalize."""
+        atoms, probs, segments = keep_best(self.atoms, self.probs, self.segments, k)
+        return dataclasses.replace(self, atoms=atoms, probs=probs, segments=segments, is_cut=self.segments.lengths > k)
+
+    @property
+    def is_exact(self) -> Tensor:
+        """Which rows are solved, with all their atoms: (n_rows,)."""
+        return self.is_solved if self.is_cut is None else self.is_solved & ~self.is_cut
 
     @classmethod
     def concatenate(cls, solutions: list[Solution]) -> Solution:
@@ -62,6 +76,13 @@ class AbstractSolver(ABC):
     @abstractmethod
     def solve(self, bound: BoundScores) -> Solution:
         """Solve all rows of scores, bound to their structure; raises a TypeError if the solver does not support it."""
+
+    def solve_truncated(self, bound: BoundScores, max_atoms: int) -> Solution:
+        """Like `solve`, with the ``max_atoms`` most probable atoms of each row.
+
+        Closed forms override it: they do not create the other atoms, and within `torch.compile` return a table.
+        """
+        return self.solve(bound).truncate(max_atoms)
 
 
 class NotConverged(RuntimeError):

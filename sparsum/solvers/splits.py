@@ -6,17 +6,20 @@ need one sort, and return at most d + 1 atoms for d fractional marginals.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sparsum import kernels
-from sparsum.segments import Packed, Segments
 from sparsum.simplex import sparsemax
 from sparsum.solvers import fused_splits
 from sparsum.solvers.abstract import AbstractSolver, Solution
 from sparsum.solvers.projections import bit_marginals
+from sparsum.solvers.table import Table
 from sparsum.structures import BitCounts, BoundScores
 
 # Atoms with a smaller probability are due to rounding, and are dropped.
@@ -52,12 +55,17 @@ class Nested(AbstractSolver):
 
     def solve(self, bound: BoundScores) -> Solution:
         """Split the marginals of all rows; takes `Bits` and `Groups`."""
-        structure, counts = bound.structure, bound.structure.bit_counts()
-        if structure.has_free_choices and structure.group_size is not None:
-            return _split_groups(bound, structure.group_size)
-        if counts is None or not counts.is_free(bound.flat.shape[-1]):
-            raise TypeError(f"Nested takes Bits and Groups, got {structure!r}; use ActiveSet, which takes any structure")
-        return _split_bits(bound.flat, bound, counts, False)
+        group_size = _free_group_size(bound)
+        if group_size is not None:
+            return _solution(_split_groups(bound, group_size), bound)
+        return _split_bits(bound.flat, bound, _free_counts(bound), False)
+
+    def solve_truncated(self, bound: BoundScores, max_atoms: int) -> Solution:
+        """The ``max_atoms`` most probable atoms of each row."""
+        group_size = _free_group_size(bound)
+        if group_size is not None:
+            return _truncated(_split_groups(bound, group_size), bound, max_atoms)
+        return _truncated(_gaps_of_bits(bound.flat, bound, _free_counts(bound), False), bound, max_atoms)
 
 
 @dataclass(frozen=True)
@@ -83,13 +91,32 @@ class Systematic(AbstractSolver):
 
     def solve(self, bound: BoundScores) -> Solution:
         """Split the marginals of all rows; takes `Bits`, `Budget` and `Subset`."""
-        counts = bound.structure.bit_counts()
-        if counts is None:
-            raise TypeError(
-                f"Systematic takes Bits, Budget and Subset, got {bound.structure!r}; "
-                "use ActiveSet, which takes any structure"
-            )
-        return _split_bits(bound.flat, bound, counts, True)
+        return _split_bits(bound.flat, bound, _counts(bound), True)
+
+    def solve_truncated(self, bound: BoundScores, max_atoms: int) -> Solution:
+        """The ``max_atoms`` most probable atoms of each row."""
+        return _truncated(_gaps_of_bits(bound.flat, bound, _counts(bound), True), bound, max_atoms)
+
+
+def _counts(bound: BoundScores) -> BitCounts:
+    counts = bound.structure.bit_counts()
+    if counts is None:
+        raise TypeError(
+            f"Systematic takes Bits, Budget and Subset, got {bound.structure!r}; use ActiveSet, which takes any structure"
+        )
+    return counts
+
+
+def _free_group_size(bound: BoundScores) -> int | None:
+    """The number of categories per group, if choices are free; None otherwise."""
+    return bound.structure.group_size if bound.structure.has_free_choices else None
+
+
+def _free_counts(bound: BoundScores) -> BitCounts:
+    counts = bound.structure.bit_counts()
+    if counts is None or not counts.is_free(bound.flat.shape[-1]):
+        raise TypeError(f"Nested takes Bits and Groups, got {bound.structure!r}; use ActiveSet, which takes any structure")
+    return counts
 
 
 @kernels.operation("split_bits", kernel=fused_splits.split, takes=fused_splits.is_narrow)
@@ -100,36 +127,41 @@ def _split_bits(
     systematic: bool,
 ) -> Solution:
     """Split the marginals of all rows, differentiably."""
+    return _solution(_gaps_of_bits(scores, bound, counts, systematic), bound)
+
+
+def _gaps_of_bits(
+    scores: Tensor,  # shape: (n_rows, n)
+    bound: BoundScores,
+    counts: BitCounts,
+    systematic: bool,
+) -> Table:
+    """The gaps of all rows, and the atoms of these."""
     marginals = bit_marginals(scores, counts)
     is_one, is_fractional = kinds(marginals)
     split = _split_systematic if systematic else _split_nested
+    gaps, fractional_atoms = split(marginals, is_fractional)
     is_bad = bound.is_unusable
     if counts.is_exact:
         is_bad = is_bad | ((scores > -torch.inf).sum(-1) < counts.most)
-    packed, atoms, gaps = split(bound, marginals, is_fractional, is_bad)
-    return _solution((atoms | is_one[packed.row]).to(bound.dtype), gaps, packed, bound.dtype)
+
+    def atoms(row: Tensor, chosen: Tensor) -> Tensor:
+        return (fractional_atoms(row, chosen) | is_one[row]).to(bound.dtype)
+
+    return Table(gaps, is_bad, atoms)
 
 
-def _split_nested(
-    bound: BoundScores, marginals: Tensor, is_fractional: Tensor, is_bad: Tensor
-) -> tuple[Packed, Tensor, Tensor]:
-    """Which gaps are atoms, which fractional bits these set, (n_atoms, n), and all gaps, (n_rows, n + 1)."""
+def _split_nested(marginals: Tensor, is_fractional: Tensor) -> tuple[Tensor, Callable[[Tensor, Tensor], Tensor]]:
+    """All gaps, (n_rows, n + 1), and which fractional bits are set in chosen gaps of the given rows, (n_atoms, n)."""
     gaps, order = nested_gaps(marginals, is_fractional)
-    packed = bound.pack(gaps.detach() > _NEGLIGIBLE, is_bad)
-    rank = _inverse(order)
-    rank[~is_fractional] = marginals.shape[-1]
-    chosen = packed.flat % gaps.shape[-1]
-    return packed, rank[packed.row] < chosen.to(rank.dtype).unsqueeze(-1), gaps
+    rank = _inverse(order).masked_fill(~is_fractional, marginals.shape[-1])
+    return gaps, lambda row, chosen: rank[row] < chosen.to(rank.dtype).unsqueeze(-1)
 
 
-def _split_systematic(
-    bound: BoundScores, marginals: Tensor, is_fractional: Tensor, is_bad: Tensor
-) -> tuple[Packed, Tensor, Tensor]:
+def _split_systematic(marginals: Tensor, is_fractional: Tensor) -> tuple[Tensor, Callable[[Tensor, Tensor], Tensor]]:
     """As `_split_nested`."""
     gaps, order, whole = systematic_gaps(marginals, is_fractional)
-    packed = bound.pack(gaps.detach() > _NEGLIGIBLE, is_bad)
-    chosen = packed.flat % gaps.shape[-1]
-    return packed, _systematic_atoms(order, whole, is_fractional, chosen, packed.segments), gaps
+    return gaps, functools.partial(_systematic_atoms, order, whole, is_fractional)
 
 
 def nested_gaps(marginals: Tensor, is_fractional: Tensor) -> tuple[Tensor, Tensor]:
@@ -170,11 +202,20 @@ def _inverse(order: Tensor) -> Tensor:
     return torch.empty(order.shape, dtype=dtype, device=order.device).scatter_(-1, order, places)
 
 
-def _solution(atoms: Tensor, gaps: Tensor, packed: Packed, dtype: torch.dtype) -> Solution:
-    """Pack the probabilities, and renormalize them for the dropped gaps."""
+def _solution(table: Table, bound: BoundScores) -> Solution:
+    """Pack the atoms, and renormalize their probabilities for the dropped gaps."""
+    gaps = table.probs
+    packed = bound.pack(gaps.detach() > _NEGLIGIBLE, table.is_bad)
     probs, segments = packed.take_weights(gaps), packed.segments
     probs = probs / segments.spread(segments.sum(probs.detach()))
-    return Solution.closed_form(atoms, probs.to(dtype), segments)
+    return Solution.closed_form(table.atoms(segments.row, packed.flat % gaps.shape[-1]), probs.to(bound.dtype), segments)
+
+
+def _truncated(table: Table, bound: BoundScores, max_atoms: int) -> Solution:
+    """Pack the most probable atoms."""
+    gaps = torch.where(table.probs.detach() > _NEGLIGIBLE, table.probs, 0.0)
+    probs = gaps / gaps.detach().sum(-1, keepdim=True)
+    return dataclasses.replace(table, probs=probs).truncate(bound, max_atoms)
 
 
 def _prefix_sums(inner: Tensor, is_fractional: Tensor) -> Tensor:
@@ -193,7 +234,7 @@ def _prefix_sums(inner: Tensor, is_fractional: Tensor) -> Tensor:
     return (parts + missing.sign() * moved).cumsum(-1)
 
 
-def _systematic_atoms(order: Tensor, whole: Tensor, is_fractional: Tensor, chosen: Tensor, segments: Segments) -> Tensor:
+def _systematic_atoms(order: Tensor, whole: Tensor, is_fractional: Tensor, row: Tensor, chosen: Tensor) -> Tensor:
     """Which fractional bits are set in each atom, from ranks only: comparing rounded sums could set one bit too many.
 
     In gap j, a sum is below its integer part plus the offset iff its fractional part has a rank below j. So bit i is set iff
@@ -207,13 +248,12 @@ def _systematic_atoms(order: Tensor, whole: Tensor, is_fractional: Tensor, chose
     before = torch.where(previous < 0, -1, rank.gather(-1, previous.clamp_min(0))).to(rank.dtype)
     crosses = whole > torch.where(previous < 0, 0, whole.gather(-1, previous.clamp_min(0)))
     j = chosen.to(rank.dtype).unsqueeze(-1)
-    row = segments.row
     was_below, is_above = before[row] < j, rank[row] >= j
     is_set = torch.where(crosses[row], was_below | is_above, was_below & is_above)
     return is_set & is_fractional[row]
 
 
-def _split_groups(bound: BoundScores, group_size: int) -> Solution:
+def _split_groups(bound: BoundScores, group_size: int) -> Table:
     """Split at common quantiles: the categories change where one of the cumulative distributions has a step."""
     marginals = sparsemax(bound.flat.double().unflatten(-1, (-1, group_size)))
     sums = marginals.cumsum(-1)
@@ -223,8 +263,12 @@ def _split_groups(bound: BoundScores, group_size: int) -> Solution:
     upper, lower = torch.cat([steps, edge], -1), torch.cat([0 * edge, steps], -1)
     gaps = upper - lower
     is_bad = ~(marginals.detach().sum(-1) > 0.5).all(-1) | bound.is_unusable
-    packed = bound.pack(gaps.detach() > _NEGLIGIBLE, is_bad)
-    quantile = packed.take(((upper + lower) / 2).detach())
+    middle = ((upper + lower) / 2).detach()
     ends = torch.where(sums.detach() < 1 - _NEGLIGIBLE, sums.detach(), 2.0)
-    choices = (ends[packed.row] < quantile.reshape(-1, 1, 1)).sum(-1)
-    return _solution(bound.structure.choices_to_atoms(choices, bound.dtype), gaps, packed, bound.dtype)
+
+    def atoms(row: Tensor, chosen: Tensor) -> Tensor:
+        quantile = middle.flatten().index_select(0, row * middle.shape[-1] + chosen)
+        choices = (ends[row] < quantile.reshape(-1, 1, 1)).sum(-1)
+        return bound.structure.choices_to_atoms(choices, bound.dtype)
+
+    return Table(gaps, is_bad, atoms)

@@ -67,9 +67,14 @@ class BoundScores:
         """The device of the scores."""
         return self.tensors[0].device
 
-    @cached_property
+    @property
     def flat(self) -> Tensor:
         """All parts of each row, concatenated: (n_rows, n_parts)."""
+        # A view needs no cache; `torch.compile` does not trace that of Python 3.11, which has a lock.
+        return self._joined if len(self.tensors) > 1 else self.tensors[0].flatten(1)
+
+    @cached_property
+    def _joined(self) -> Tensor:
         return flatten(self.scores)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> BoundScores:
