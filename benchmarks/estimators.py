@@ -45,6 +45,7 @@ def estimators(n_scores: int) -> list[AbstractEstimator]:
         es.GumbelSoftmax(0.5, samples=CALLS),
         es.StraightThrough(samples=CALLS),
         es.ReinMax(samples=CALLS),
+        es.Simple(CALLS),
         es.Imle(1.0, samples=CALLS),
     ]
 

@@ -45,7 +45,7 @@ def main(steps: int = 600) -> dict[str, list[float]]:
     sums = [es.Dense(), es.Sparse(), es.TopK(8), es.SparseMAP()]
     samples = [es.ScoreFunction(), es.SelfCritic(), es.NVIL(64), es.LeaveOneOut(4), es.SumAndSample(3), es.UnorderedSet(4)]
     samples += [es.Rebar(), es.Relax(8, 64), es.Arm(), es.Disarm()]
-    samples += [es.GumbelSoftmax(0.5), es.StraightThrough(), es.ReinMax(), es.Imle(step=0.3)]
+    samples += [es.GumbelSoftmax(0.5), es.StraightThrough(), es.ReinMax(), es.Simple(), es.Imle(step=0.3)]
     print(f"{'method':16} {'-ELBO (nats)':>12} {'calls/image':>12} {'seconds':>8}")
     results = {}
     for estimator in sums + samples:

@@ -122,6 +122,7 @@ def estimators() -> list[sp.estimators.AbstractEstimator]:
         se.GumbelSoftmax(),
         se.StraightThrough(),
         se.ReinMax(),
+        se.Simple(),
         se.Rebar(),
         se.Relax(4),
         se.Arm(),

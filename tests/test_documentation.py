@@ -52,7 +52,7 @@ def test_the_demo_learns(method: str) -> None:
 
 def test_every_estimator_trains_the_example() -> None:
     results = estimators.main(steps=100)
-    assert len(results) == 18
+    assert len(results) == 19
     assert all(after < before - 10 for before, after, _ in results.values())
     assert round(results["Dense"][2]) == 256
     assert results["Sparse"][2] < 100

@@ -2,8 +2,8 @@
 
 Exact sums (`Dense`, `Sparse`, `TopK`, `SparseMAP`), score functions (`ScoreFunction`, `SelfCritic`, `NVIL`, `LeaveOneOut`,
 `SumAndSample`, `UnorderedSet`), score functions with relaxed control variates (`Rebar`, `Relax`) or for bits (`Arm`,
-`Disarm`), and biased relaxations (`GumbelSoftmax`, `StraightThrough`, `ReinMax`, `Imle`). `topk_bound`, `distinct_bound`,
-`wake_wake` and `vimco` are separate objectives: bounds on a log-likelihood.
+`Disarm`), and biased relaxations (`GumbelSoftmax`, `StraightThrough`, `ReinMax`, `Simple`, `Imle`). `topk_bound`,
+`distinct_bound`, `wake_wake` and `vimco` are separate objectives: bounds on a log-likelihood.
 """
 
 from sparsum.estimators.abstract import AbstractEstimator as AbstractEstimator
@@ -31,6 +31,7 @@ from sparsum.estimators.score_function import NVIL as NVIL
 from sparsum.estimators.score_function import LeaveOneOut as LeaveOneOut
 from sparsum.estimators.score_function import ScoreFunction as ScoreFunction
 from sparsum.estimators.score_function import SelfCritic as SelfCritic
+from sparsum.estimators.simple import Simple as Simple
 from sparsum.estimators.sum_and_sample import SumAndSample as SumAndSample
 from sparsum.estimators.sums import Dense as Dense
 from sparsum.estimators.sums import Sparse as Sparse

@@ -24,7 +24,8 @@ class Gibbs(Distribution):
     .. math:: p(z) = \exp(a_z^\top t - \log Z), \quad Z = \sum_{z} \exp(a_z^\top t)
 
     Over `OneOf` this is the softmax; over `Bits`, independent bits with the scores as logits; over `Groups`, independent
-    categorical variables; over `Sequence`, a linear-chain conditional random field, summed by dynamic programming; over
+    categorical variables; over `Budget` and `Subset`, independent bits given that their number is allowed, summed by a tree
+    of products; over `Sequence`, a linear-chain conditional random field, summed by dynamic programming; over
     `Tree`, a distribution over spanning trees, summed by elimination. All results are exact and differentiable in the
     scores. Custom structures are supported through `AbstractStructure.potentials` or `AbstractStructure.log_partition`.
 
@@ -38,7 +39,8 @@ class Gibbs(Distribution):
 
     Args:
         scores: one score per part of the structure; -inf forbids a part.
-        structure: `OneOf`, `Bits`, `Groups`, `Sequence`, `Enumerated`, `Tree`, or a custom structure that `has_partition`.
+        structure: `OneOf`, `Bits`, `Budget`, `Subset`, `Groups`, `Sequence`, `Enumerated`, `Tree`, or a custom structure
+            that `has_partition`.
         mask: True where a part is allowed; see `AbstractStructure.bind`.
         temperature: divides the scores; a positive number, or one per example.
         validate_args: whether to check the values; costs one host-device synchronization. Default: True. If False, a row

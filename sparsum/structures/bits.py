@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sparsum.arguments import check_bool, check_int
 from sparsum.structures.abstract import AbstractStructure
+from sparsum.structures.counts import log_sum_of_bits, sample_bits
 from sparsum.structures.declarations import BitCounts, Potentials
 from sparsum.structures.kbest import best_bits, best_counted_bits
 
@@ -205,6 +206,22 @@ class Budget(AbstractBits):
         """Whether all entries are 0 or 1, with at most ``most`` ones: (n_atoms,)."""
         return is_bits(atoms) & (atoms.sum(-1) <= self.most)
 
+    def log_partition(
+        self,
+        scores: Tensor,  # shape: (n_rows, n)
+    ) -> Tensor:
+        """Log of the sum over all vectors with at most ``most`` ones: (n_rows,)."""
+        return log_sum_of_bits(scores, self.most, exactly=False)
+
+    def sample(
+        self,
+        scores: Tensor,  # shape: (n_rows, n)
+        n: int,
+        generator: torch.Generator | None,
+    ) -> Tensor:
+        """Draw n independent vectors per row: (n, n_rows, n_bits)."""
+        return sample_bits(scores, n, generator, most=self.most, exactly=False)
+
 
 @dataclass(frozen=True)
 class Subset(AbstractBits):
@@ -263,6 +280,22 @@ class Subset(AbstractBits):
     ) -> Tensor:
         """Whether all entries are 0 or 1, with exactly ``k`` ones: (n_atoms,)."""
         return is_bits(atoms) & (atoms.sum(-1) == self.k)
+
+    def log_partition(
+        self,
+        scores: Tensor,  # shape: (n_rows, n)
+    ) -> Tensor:
+        """Log of the sum over all vectors with exactly ``k`` ones: (n_rows,)."""
+        return log_sum_of_bits(scores, self.k, exactly=True)
+
+    def sample(
+        self,
+        scores: Tensor,  # shape: (n_rows, n)
+        n: int,
+        generator: torch.Generator | None,
+    ) -> Tensor:
+        """Draw n independent vectors per row: (n, n_rows, n_bits)."""
+        return sample_bits(scores, n, generator, most=self.k, exactly=True)
 
 
 def is_bits(

@@ -8,7 +8,7 @@ remaining sets form a fixed, short table that is the same for all rows: 16 sets 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain, repeat
 from math import comb, inf, nan
 from typing import NamedTuple
 
@@ -181,8 +181,8 @@ def best_counted_bits(
     and adds a set A of the remaining ones. With ``exactly``, A and D have the same size; otherwise A may be larger than D by
     at most the rest of the budget. If D has fewer elements, or elements closer to m, there is still an A for which the
     result is at least as good, and vice versa. Therefore, both sets come from the same table as for `best_bits`, with costs
-    that start at m and go in either direction. Among pairs of sizes (d, a), the i-th best D and the j-th best A only matter
-    for a few (i, j).
+    that start at m and go in either direction. For each size of D, the sets A that go with it are one list, sorted by cost;
+    the i-th best D and the j-th best A only matter for a few (i, j).
     """
     if k == 1:
         return best.unsqueeze(1)
@@ -198,15 +198,34 @@ def best_counted_bits(
         costs = (sign * clamp_infinities(ordered.values.gather(1, inside))).masked_fill(positions != inside, inf)
         sides.append(_Side.of(costs, ordered.indices.gather(1, inside), k))
     drop, add = sides
-    pairs = _pairs(k, drop.lengths, add.lengths, exactly, scores.device)
-    costs = drop.costs.index_select(1, pairs.left) + add.costs.index_select(1, pairs.right)
-    if not exactly:
-        costs = costs.masked_fill(pairs.growth > most - m, inf)
-    chosen = smallest(costs, k - 1).indices
-    down, up = drop.members(pairs.left[chosen]), add.members(pairs.right[chosen])
+    lists = add.each() if exactly else add.up_to(k)
+    pairs = _pairs(k, drop.lengths, lists.indices.shape[-1], len(lists.indices), exactly, scores.device)
+    # The list of sets to add that each number of dropped bits goes with: as many, or as many and the rest of the budget.
+    size = torch.arange(len(pairs), device=scores.device)
+    place = size.expand(len(m), -1) if exactly else (size + most - m).clamp_max(len(lists.indices) - 1)
+    costs = []
+    for d, (left, right) in enumerate(pairs):
+        added_costs = _rows_of(lists.values, place[:, d])
+        if d == 0:  # not the best vector itself, which drops and adds nothing
+            added_costs = added_costs.masked_fill(_rows_of(lists.indices, place[:, d]) == 0, inf)
+        costs.append(drop.costs.index_select(1, left) + added_costs.index_select(1, right))
+    chosen = smallest(torch.cat(costs, 1), k - 1).indices
+    left, right = (torch.cat(column)[chosen] for column in zip(*pairs, strict=True))
+    n_pairs = torch.tensor([len(column) for column, _ in pairs], device=scores.device)
+    sizes = torch.searchsorted(n_pairs.cumsum(0), chosen, right=True)
+    row = torch.arange(len(m), device=scores.device).unsqueeze(1)
+    down, up = drop.members(left), add.members(lists.indices[place.gather(1, sizes), row, right])
     # An empty set repeats a flip of the other set; the two are never both empty.
     down, up = torch.where(down < 0, up[..., :1], down), torch.where(up < 0, down[..., :1], up)
     return _flip(best, torch.cat([down, up], -1))
+
+
+def _rows_of(
+    lists: Tensor,  # shape: (n_lists, n_rows, width)
+    place: Tensor,  # shape: (n_rows,)
+) -> Tensor:
+    """One of the lists for each row: (n_rows, width)."""
+    return lists[place, torch.arange(len(place), device=place.device)]
 
 
 @dataclass(frozen=True)
@@ -237,6 +256,28 @@ class _Side:
             start += sums.shape[1]
         return cls(torch.cat(ranked_costs, 1), torch.cat(order, 1), tuple(lengths), sets.members, bits)
 
+    def each(self) -> Smallest:
+        """The ranked sets of each size, and their places among all: (n_sizes, n_rows, most_of_a_size), padded with inf."""
+        width, starts = max(self.lengths), [0, *accumulate(self.lengths)]
+        blocks = self.costs.split(self.lengths, 1)
+        values = [torch.nn.functional.pad(block, (0, width - block.shape[1]), value=inf) for block in blocks]
+        place = torch.arange(width, device=self.costs.device)
+        indices = [(place + start).clamp_max(self.costs.shape[1] - 1).expand_as(values[0]) for start in starts[:-1]]
+        return Smallest(torch.stack(values), torch.stack(indices))
+
+    def up_to(self, k: int) -> Smallest:
+        """The k best sets of at most each size, and their places among all: (n_sizes, n_rows, k), padded with inf."""
+        starts, lists = [0, *accumulate(self.lengths)], [Smallest(self.costs[:, :1], self.order[:, :1] + 1)]
+        for block, start in zip(self.costs.split(self.lengths, 1)[1:], starts[1:], strict=False):
+            here = torch.arange(start, start + block.shape[1], device=block.device).expand(len(block), -1)
+            values, places = torch.cat([lists[-1].values, block], 1), torch.cat([lists[-1].indices, here], 1)
+            kept = smallest(values, min(k, values.shape[1]))
+            lists.append(Smallest(kept.values, places.gather(1, kept.indices)))
+        width = lists[-1].values.shape[1]
+        padded = [torch.nn.functional.pad(each.values, (0, width - each.values.shape[1]), value=inf) for each in lists]
+        indices = [torch.nn.functional.pad(each.indices, (0, width - each.indices.shape[1])) for each in lists]
+        return Smallest(torch.stack(padded), torch.stack(indices))
+
     def members(
         self,
         chosen: Tensor,  # shape: (n_rows, k - 1)
@@ -250,37 +291,28 @@ class _Side:
         return bits.masked_fill(place.unsqueeze(-1) < 0, -1)
 
 
-class _Pairs(NamedTuple):
-    """Pairs of ranked sets, one from each side, and by how many bits the result grows."""
-
-    left: Tensor  # shape: (n_pairs,), int64
-    right: Tensor  # shape: (n_pairs,), int64
-    growth: Tensor  # shape: (n_pairs,), int64
-
-
 @tensor_cache
-def _pairs(k: int, n_left: tuple[int, ...], n_right: tuple[int, ...], same_size: bool, device: torch.device) -> _Pairs:
-    """All pairs that can be among the k best, except that of two empty sets, given the numbers of sets of each size.
+def _pairs(
+    k: int, n_left: tuple[int, ...], n_right: int, n_lists: int, same_size: bool, device: torch.device
+) -> list[tuple[Tensor, Tensor]]:
+    """For each size of D, the pairs of ranked sets D and places in the list of A that can be among the k best.
 
-    For the i-th best set of one size and the j-th best set of another, counting from 0, (i + 1)(j + 1) pairs are at least as
-    good, including the pair itself, and so are the pairs of smaller sizes that these contain.
+    For the i-th best D of a size and the j-th best A of its list, counting from 0, (i + 1)(j + 1) pairs are at least as
+    good, including the pair itself, and so are the pairs of smaller sets that these contain.
     """
-    left, right, growth = [], [], []
-    starts = [0, *accumulate(n_left)], [0, *accumulate(n_right)]
-    for d in range(len(n_left)):
-        for a in [d] * (d < len(n_right)) if same_size else range(len(n_right)):
-            most = k + 1 - (comb(2 * d, d) if same_size else 2 ** max(d, a))
-            for i, j in _staircase(most, n_left[d], n_right[a]):
-                left.append(starts[0][d] + i)
-                right.append(starts[1][a] + j)
-                growth.append(a - d)
-    tensors = [torch.tensor(column[1:], dtype=torch.int64, device=device) for column in (left, right, growth)]
-    return _Pairs(*tensors)
+    starts, pairs = [0, *accumulate(n_left)], []
+    for d in range(min(len(n_left), n_lists) if same_size else len(n_left)):
+        left, right = _staircase(k + 1 - (comb(2 * d, d) if same_size else 2**d), n_left[d], n_right)
+        ranks = [torch.tensor(column, dtype=torch.int64, device=device) for column in (left, right)]
+        pairs.append((ranks[0] + starts[d], ranks[1]))
+    return pairs
 
 
-def _staircase(k: int, n_left: int, n_right: int) -> list[tuple[int, int]]:
+def _staircase(k: int, n_left: int, n_right: int) -> tuple[list[int], list[int]]:
     """The pairs (i, j) of ranks that can be among the k best sums of two sorted lists, (0, 0) first."""
-    return [(i, j) for i in range(min(k, n_left)) for j in range(min(k // (i + 1), n_right))]
+    counts = [min(k // (i + 1), n_right) for i in range(min(k, n_left))]
+    left = chain.from_iterable(repeat(i, count) for i, count in enumerate(counts))
+    return list(left), list(chain.from_iterable(map(range, counts)))
 
 
 def best_choices(
@@ -319,5 +351,5 @@ def best_choices(
 @tensor_cache
 def _merges(k: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """The indices in two sorted lists of the same width whose sums can be among the k best, (0, 0) first."""
-    left, right = torch.tensor(_staircase(k, width, width), device=device).unbind(1)
+    left, right = (torch.tensor(column, device=device) for column in _staircase(k, width, width))
     return left, right

@@ -54,12 +54,14 @@ CASES: dict[str, AbstractEstimator | Make] = {
     "GumbelSoftmax": se.GumbelSoftmax(se.Anneal(1e-2, every=3)),
     "StraightThrough": se.StraightThrough(se.Anneal(1e-2, every=3)),
     "ReinMax": se.ReinMax(samples=2),
+    "Simple": se.Simple(),
+    "Simple, samples": se.Simple(3),
     "Imle": se.Imle(),
     "Imle, samples": se.Imle(2.0, samples=3),
 }
 
-UNBIASED = {name for name in CASES if not name.startswith(("NVIL, norm", "Gumbel", "Straight", "ReinMax", "Imle"))}
-RELAXED = {name for name in CASES if name.startswith(("Rebar", "Gumbel", "Straight", "ReinMax", "Imle"))}
+UNBIASED = {name for name in CASES if not name.startswith(("NVIL, norm", "Gumbel", "Straight", "ReinMax", "Simple", "Imle"))}
+RELAXED = {name for name in CASES if name.startswith(("Rebar", "Gumbel", "Straight", "ReinMax", "Simple", "Imle"))}
 
 
 @every_device
@@ -80,7 +82,7 @@ def test_every_estimator_is_tested_and_has_a_reference() -> None:
         for kind in vars(se).values()
         if inspect.isclass(kind) and issubclass(kind, AbstractEstimator) and not inspect.isabstract(kind)
     }
-    assert len(public) == 18
+    assert len(public) == 19
     tested = {type(case if isinstance(case, AbstractEstimator) else case(sp.OneOf(3))) for case in CASES.values()}
     assert tested == public
     for kind in public - {se.Dense, se.TopK, se.SparseMAP}:  # these three say what they sum, elsewhere is its reference

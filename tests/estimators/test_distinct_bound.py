@@ -319,8 +319,8 @@ def test_what_does_not_fit_is_refused() -> None:
         se.distinct_bound(scores, structure, lambda z, row: z.sum(-1), 1)
     with pytest.raises(TypeError, match="log_joint must be a function of assignments and their rows, got float"):
         se.distinct_bound(scores, structure, 0.5, 2)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"Gibbs does not support Budget"):
-        se.distinct_bound(scores, sp.Budget(3, 1), lambda z, row: z.sum(-1), 2)
+    with pytest.raises(TypeError, match=r"Gibbs does not support Matching"):
+        se.distinct_bound(scores.unsqueeze(1), sp.Matching(1, 3), lambda z, row: z.sum(-1).float(), 2)
     with pytest.raises(TypeError, match="structure must be an AbstractStructure such as"):
         se.distinct_bound(scores, 3, lambda z, row: z.sum(-1), 2)  # type: ignore[arg-type]
     for k in (2, 8):

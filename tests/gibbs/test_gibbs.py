@@ -24,6 +24,10 @@ VECTORS = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [-0.5, 2.0], [1.0, 1
 STRUCTURES: dict[str, sp.AbstractStructure] = {
     "one of": sp.OneOf(5),
     "bits": sp.Bits(4),
+    "budget": sp.Budget(5, 2),
+    "budget, all": sp.Budget(3, 3),
+    "subset": sp.Subset(5, 2),
+    "subset, zeros": sp.Subset(5, 4),
     "groups": sp.Groups(2, 3),
     "tags": sp.Sequence(3, 3),
     "tags, lengths": sp.Sequence(3, 2, lengths=LENGTHS),
@@ -37,6 +41,8 @@ STRUCTURES: dict[str, sp.AbstractStructure] = {
     "tree, lengths": sp.Tree(3, lengths=LENGTHS),
     "tree, single root, lengths": sp.Tree(3, single_root=True, lengths=LENGTHS),
 }
+# Others have as many parts in every assignment, so that forbidding all parts forbids all assignments.
+ANY_NUMBER = {"bits", "budget", "budget, all", "enumerated"}
 every_structure = pytest.mark.parametrize("name", STRUCTURES)
 every_device = pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
 
@@ -254,7 +260,7 @@ def test_huge_scores_lose_no_digits(name: str) -> None:
     torch.testing.assert_close(p.log_prob_of(dense.atoms, dense.row), dense.log_probs, rtol=1e-13, atol=1e-9)
     torch.testing.assert_close(p.entropy(), dense.expect(-dense.log_probs), rtol=1e-9, atol=1e-9)
     assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(p.entropy().sum(), scores))
-    if name not in {"bits", "enumerated"}:  # others have as many parts in every assignment
+    if name not in ANY_NUMBER:
         far, *rest = random_scores(name)
         far = (far + 2.0**14).detach()  # rounded, so that the difference is exact
         shifted, plain = gibbs(name, (far, *rest)), gibbs(name, (far - 2.0**14, *rest))
@@ -281,7 +287,7 @@ def test_a_bad_row_is_named_or_stays_alone(name: str, bad: float) -> None:
     assert not gradient[[0, 2]].isnan().any()
 
 
-@pytest.mark.parametrize("name", [name for name in STRUCTURES if name not in {"bits", "enumerated"}])
+@pytest.mark.parametrize("name", [name for name in STRUCTURES if name not in ANY_NUMBER])
 def test_rows_that_allow_nothing_are_named(name: str) -> None:
     leaves = tuple(tensor.requires_grad_() for tensor in random_scores(name))
     is_forbidden = torch.arange(3).reshape(-1, *[1] * (leaves[0].ndim - 1)) == 2
@@ -305,8 +311,8 @@ def test_forbidden_transitions_leave_no_way() -> None:
 
 
 def test_what_is_no_distribution_and_no_assignment() -> None:
-    with pytest.raises(TypeError, match=r"Gibbs does not support Budget.*: define either potentials"):
-        sp.Gibbs(torch.zeros(4), sp.Budget(4, 2))
+    with pytest.raises(TypeError, match=r"Gibbs does not support Matching.*: define either potentials"):
+        sp.Gibbs(torch.zeros(2, 2), sp.Matching(2))
     with pytest.raises(TypeError, match=r"generator must be a torch\.Generator or None, got int"):
         sp.Gibbs(torch.zeros(3), sp.OneOf(3)).sample(generator=0)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="got str"):
