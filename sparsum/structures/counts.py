@@ -14,6 +14,7 @@ operations in O(log n) steps. A sample walks down the tree, and splits the numbe
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -204,4 +205,4 @@ def _multiply(
         return (windows @ factors).squeeze(-1)
     step = max(1, MOST_TERMS * width // windows.numel())
     parts = zip(windows.split(step, -1), factors.split(step, -2), strict=True)
-    return sum((part @ factor).squeeze(-1) for part, factor in parts)  # type: ignore[return-value]
+    return functools.reduce(torch.add, ((part @ factor).squeeze(-1) for part, factor in parts))

@@ -203,13 +203,13 @@ def best_counted_bits(
     # The list of sets to add that each number of dropped bits goes with: as many, or as many and the rest of the budget.
     size = torch.arange(len(pairs), device=scores.device)
     place = size.expand(len(m), -1) if exactly else (size + most - m).clamp_max(len(lists.indices) - 1)
-    costs = []
+    pair_costs = []
     for d, (left, right) in enumerate(pairs):
         added_costs = _rows_of(lists.values, place[:, d])
         if d == 0:  # not the best vector itself, which drops and adds nothing
             added_costs = added_costs.masked_fill(_rows_of(lists.indices, place[:, d]) == 0, inf)
-        costs.append(drop.costs.index_select(1, left) + added_costs.index_select(1, right))
-    chosen = smallest(torch.cat(costs, 1), k - 1).indices
+        pair_costs.append(drop.costs.index_select(1, left) + added_costs.index_select(1, right))
+    chosen = smallest(torch.cat(pair_costs, 1), k - 1).indices
     left, right = (torch.cat(column)[chosen] for column in zip(*pairs, strict=True))
     n_pairs = torch.tensor([len(column) for column, _ in pairs], device=scores.device)
     sizes = torch.searchsorted(n_pairs.cumsum(0), chosen, right=True)

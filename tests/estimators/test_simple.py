@@ -16,7 +16,7 @@ def test_simple_is_exact_for_linear_losses(structure: sp.AbstractStructure) -> N
     costs = torch.randn(structure.score_shape, dtype=torch.float64, generator=generator)
 
     def loss(z: Tensor, row: Tensor) -> Tensor:
-        vectors = z if z.is_floating_point() else structure.vectors(z)  # type: ignore[assignment]
+        vectors = z if z.is_floating_point() else structure.vectors(z)
         return (vectors * costs).flatten(1).sum(-1)
 
     found, wanted = (

@@ -43,11 +43,11 @@ def test_the_values_are_those_of_a_dense_computation(groups: int, batch: tuple[i
     weights, distances = weights_of(codebook, x)
     lead = () if groups == 1 else (groups,)
     torch.testing.assert_close(out.vectors, torch.einsum("rgn,gns->rgs", weights, codebook.codes).reshape(x.shape))
-    assert torch.equal(out.indices, distances.argmin(-1).reshape(*batch, *lead))
+    assert torch.equal(out.indices, distances.argmin(-1).reshape((*batch, *lead)))
     assert out.q.batch_shape == batch
     n = max(len(weights), 1)
     usage = weights.sum(0) / n
-    torch.testing.assert_close(out.usage, usage.reshape(*lead, 7))
+    torch.testing.assert_close(out.usage, usage.reshape((*lead, 7)))
     torch.testing.assert_close(out.distortion, (weights * distances).sum() / (n * groups))
     entropy = torch.special.entr(usage).sum(-1)
     torch.testing.assert_close(out.perplexity, entropy.exp().reshape(lead))
@@ -70,7 +70,7 @@ def test_gradients_flow_to_inputs_and_codes(groups: int, max_atoms: int | None) 
 
 
 def test_the_distortion_moves_an_input_that_has_one_code() -> None:
-    codebook = codebook_of()
+    codebook = codebook_of(temperature=0.01)
     x = (10 * codebook.codes[0, :1]).detach().requires_grad_()
     out = codebook(x)
     assert float(out.q.saturation) == 1.0
@@ -183,7 +183,7 @@ def test_whole_graphs(groups: int) -> None:
     torch.testing.assert_close(ours.codes.grad, theirs.codes.grad)
     torch.testing.assert_close(ours.codes, theirs.codes)
     assert torch.equal(ours.age, theirs.age)
-    assert float(ours.codes.max()) < 100  # codes were revived
+    assert bool((ours.codes < 100).all())  # codes were revived
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -46,7 +46,8 @@ def by_recursion(scores: Tensor, structure: Counted) -> Tensor:
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Counted, Tensor]:
     n = draw(st.integers(1, 7))
-    structure = draw(st.sampled_from([Budget, Subset]))(n, draw(st.integers(0, n)))
+    kinds: list[type[Counted]] = [Budget, Subset]
+    structure = draw(st.sampled_from(kinds))(n, draw(st.integers(0, n)))
     entry = st.one_of(st.just(-math.inf), st.integers(-2, 2), st.floats(-1e4, 1e4))
     rows = draw(st.lists(st.lists(entry, min_size=n, max_size=n), min_size=1, max_size=3))
     return structure, torch.tensor(rows, dtype=torch.float64)
