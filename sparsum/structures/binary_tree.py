@@ -11,6 +11,7 @@ from torch import Tensor
 from sparsum.arguments import check_int
 from sparsum.structures import chart
 from sparsum.structures.abstract import AbstractStructure
+from sparsum.structures.scores import BoundScores, Scores
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,13 @@ class BinaryTree(AbstractStructure):
         is_crossing = (first < first.mT) & (first.mT <= last) & (last < last.mT)
         is_sorted = (spans.diff(dim=-1) > 0).all(-1) & (parts == atoms).all(-1)
         return is_sorted & (first <= last).flatten(1).all(-1) & ~is_crossing.flatten(1).any(-1)
+
+    def _bind(self, scores: Scores) -> BoundScores:
+        """Flatten the batch; what is not a span has a score of 0, since solvers measure their accuracy by all scores."""
+        bound = super()._bind(scores)
+        word = torch.arange(self.n, device=bound.device)
+        is_span = (word.unsqueeze(-1) <= word).view(self.n, self.n, *[1] * (len(self.score_shape) - 2))
+        return bound.map(lambda tensor: torch.where(is_span, tensor, 0.0))
 
     def _labelled(self, scores: Tensor) -> Tensor:
         """Scores with a dimension of labels: (n_rows, n, n, n_labels)."""
