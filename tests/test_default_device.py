@@ -108,6 +108,8 @@ SCORES: dict[str, tuple[sp.AbstractStructure, Any]] = {
     "lengths": (sp.Sequence(2, 2, lengths=[2, 1, 1]), X.reshape(3, 2, 2)),
     "pairs": (sp.Sequence(2, 2), (X.reshape(3, 2, 2), X.reshape(3, 1, 2, 2))),
     "tree": (sp.Tree(2), X.reshape(3, 2, 2)),
+    "projective tree": (sp.ProjectiveTree(2, lengths=[2, 1, 1]), X.reshape(3, 2, 2)),
+    "binary tree": (sp.BinaryTree(2), X.reshape(3, 2, 2)),
     "single root": (sp.Tree(2, single_root=True, lengths=[2, 1, 1]), X.reshape(3, 2, 2)),
     "matching": (sp.Matching(2), X.reshape(3, 2, 2)),
     "enumerated": (sp.Enumerated(EMBEDDED[:, :, 0]), X[:, :2]),

@@ -1,6 +1,7 @@
 """Structures: the finite sets of assignments that distributions and sums range over."""
 
 from sparsum.structures.abstract import AbstractStructure as AbstractStructure
+from sparsum.structures.binary_tree import BinaryTree as BinaryTree
 from sparsum.structures.bits import Bits as Bits
 from sparsum.structures.bits import Budget as Budget
 from sparsum.structures.bits import Subset as Subset
@@ -10,6 +11,7 @@ from sparsum.structures.enumerated import Enumerated as Enumerated
 from sparsum.structures.groups import Groups as Groups
 from sparsum.structures.matching import Matching as Matching
 from sparsum.structures.one_of import OneOf as OneOf
+from sparsum.structures.projective import ProjectiveTree as ProjectiveTree
 from sparsum.structures.scores import BoundScores as BoundScores
 from sparsum.structures.scores import NoDistribution as NoDistribution
 from sparsum.structures.scores import Scores as Scores

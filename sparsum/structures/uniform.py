@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from sparsum.structures.abstract import AbstractStructure
+from sparsum.structures.binary_tree import BinaryTree
 from sparsum.structures.bits import Bits, Budget, Subset
 from sparsum.structures.enumerated import Enumerated
 from sparsum.structures.groups import Groups
 from sparsum.structures.matching import Matching
 from sparsum.structures.one_of import OneOf
+from sparsum.structures.projective import ProjectiveTree
 from sparsum.structures.sequence import Sequence
 from sparsum.structures.tree import Tree
 
@@ -158,6 +160,15 @@ def _matching(structure: Matching, n: int, *, generator: torch.Generator | None,
 def _permutations(n: int, size: int, generator: torch.Generator | None, device: torch.device) -> Tensor:
     """Random permutations: (n, size). Ties, which would introduce a bias, occur once in 2**53 pairs."""
     return torch.rand(n, size, generator=generator, device=device, dtype=torch.float64).argsort(-1)
+
+
+@_register(ProjectiveTree)
+@_register(BinaryTree)
+def _chart(
+    structure: ProjectiveTree | BinaryTree, n: int, *, generator: torch.Generator | None, device: torch.device, **_: Any
+) -> Tensor:
+    scores = torch.zeros(1, *structure.score_shape, dtype=torch.float64, device=device)
+    return structure.sample(scores, n, generator).squeeze(1)
 
 
 @_register(Tree)

@@ -31,6 +31,10 @@ STRUCTURES: dict[str, sp.AbstractStructure] = {
     "tree of two": sp.Tree(2),
     "tree, single root": sp.Tree(4, single_root=True),
     "tree of one, single root": sp.Tree(1, single_root=True),
+    "projective tree": sp.ProjectiveTree(3),
+    "projective tree, single root": sp.ProjectiveTree(4, single_root=True),
+    "binary tree": sp.BinaryTree(4),
+    "binary tree, labels": sp.BinaryTree(2, n_labels=2),
     "enumerated": sp.Enumerated(torch.eye(3)),
 }
 every_structure = pytest.mark.parametrize("name", STRUCTURES)

@@ -122,6 +122,51 @@ def test_samples_of_many_words_are_trees_with_the_right_marginals(single_root: b
 
 
 @both_rootings
+def test_samples_have_the_frequencies_of_all_trees(single_root: bool) -> None:
+    """Chi-square of 4 words, where a node may be reached through several that were eliminated; forbidden edges, too."""
+    scores = random_scores(3, 4, 4, scale=1.5)
+    scores[1, 0, 1] = scores[1, 2, 2] = scores[1, 3, 0] = -torch.inf
+    scores[2, 1, torch.tensor([0, 2, 3])] = -torch.inf  # word 1 must be attached to the root
+    trees, n = all_trees(4, single_root=single_root), 20000
+    p = sp.Gibbs(scores, sp.Tree(4, single_root=single_root))
+    probs = p.log_prob(trees.unsqueeze(1)).exp()
+    samples = p.sample((n,), generator=torch.Generator().manual_seed(0))
+    base = 4 ** torch.arange(4)
+    codes = (trees * base).sum(-1)
+    for row in range(3):
+        counts = ((samples[:, row] * base).sum(-1).unsqueeze(-1) == codes).sum(0)
+        assert counts.sum() == n
+        assert not counts[probs[:, row] == 0].any()
+        is_common = n * probs[:, row] > 5
+        expected = n * probs[is_common, row]
+        chi_square, freedom = float(((counts[is_common] - expected) ** 2 / expected).sum()), int(is_common.sum())
+        assert chi_square < freedom + 5 * math.sqrt(2 * freedom) + 5
+
+
+@both_rootings
+@pytest.mark.parametrize("scale", [1.0, 50.0, 1e4])
+def test_samples_of_120_words_have_the_right_marginals(scale: float, single_root: bool) -> None:
+    """Large scores close cycles; what is drawn must be a tree, and as frequent as the marginals, a derivative, say."""
+    scores, n = random_scores(120, 120, scale=scale), 400
+    p = sp.Gibbs(scores, sp.Tree(120, single_root=single_root))
+    samples = p.sample((n,), generator=torch.Generator().manual_seed(0))
+    assert is_tree(samples).all()
+    assert p.log_prob(samples).isfinite().all()
+    frequency = torch.nn.functional.one_hot(samples, 120).double().mean(0)
+    deviation = (frequency - p.mean).abs() / (p.mean * (1 - p.mean) / n + 1 / n**2).sqrt()
+    assert float(deviation.max()) < 7  # of 14,400 parts
+    total = (-p.log_prob(samples)).mean()  # an estimate of the entropy
+    assert float(total) == pytest.approx(float(p.entropy()), abs=5 * float(p.log_prob(samples).std()) / math.sqrt(n) + 1e-6)
+
+
+def test_many_words_can_be_sampled() -> None:
+    """An elimination for each word and sample would need gigabytes here."""
+    p = sp.Gibbs(torch.zeros(320, 320), sp.Tree(320))
+    samples = p.sample((4,), generator=torch.Generator().manual_seed(0))
+    assert is_tree(samples).all()
+
+
+@both_rootings
 def test_rows_without_a_tree_are_named(single_root: bool) -> None:
     """Every word has a head that is allowed, but these only make cycles; with a single root, also too many roots."""
     scores = random_scores(3, 4, 4).requires_grad_()

@@ -200,3 +200,15 @@ def test_errors() -> None:
         Matching(3).argmax(torch.zeros(3))
     with pytest.raises(ValueError, match=r"shape of the batch, \(\), got \(1,\)"):
         Tree(3, lengths=torch.tensor([2])).argmax(torch.zeros(3, 3))
+
+
+@pytest.mark.parametrize("single_root", [False, True])
+def test_cycles_may_be_nested_deeply(single_root: bool) -> None:
+    """Each word prefers the previous one, and the cycle of all previous words prefers it: 1,050 contractions."""
+    n = 1051
+    scores = torch.full((n, n), -1e9, dtype=torch.float64)
+    word = torch.arange(n)
+    scores[word[1:], word[:-1]] = 0.0
+    scores[0, 1:] = -word[1:].double()
+    heads = Tree(n, single_root=single_root).argmax(scores)
+    assert heads.tolist() == [0, *range(n - 1)]
