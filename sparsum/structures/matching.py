@@ -32,8 +32,9 @@ class Matching(AbstractSized):
     tensor([[[0., 1.],
              [1., 0.]]])
 
-    `scipy.optimize.linear_sum_assignment` finds the best matching, one matrix at a time and on the CPU, regardless of the
-    device of the scores. The k best matchings take about k * n times as long.
+    The best matching is found by shortest augmenting paths: on the CPU by `scipy.optimize.linear_sum_assignment`, one matrix
+    at a time; on a GPU by a kernel, all matrices at once. Among matchings with the same score, which one is returned depends
+    on the device. The k best matchings take about k * n times as long.
 
     Args:
         n: the number of rows, at least 1.
@@ -90,21 +91,51 @@ class Matching(AbstractSized):
         self,
         rows: Tensor,  # shape: (n_rows, n, m)
     ) -> Tensor:
-        n, m = self.score_shape
-        lengths = [n] * len(rows) if self.lengths is None else self.lengths.tolist()
-        matrices = rows.double().cpu()
-        # Tensors of function transforms have no memory that NumPy could share.
-        values = matrices.tolist() if kernels.is_transformed() else matrices.numpy()
-        atoms = [
-            _best_columns(matrix, length, m - n) + [0] * (n - length) for matrix, length in zip(values, lengths, strict=True)
-        ]
-        return torch.tensor(atoms, dtype=torch.int64, device=rows.device).reshape(len(rows), n)
+        return best_matching(rows.double(), self.lengths)
 
 
 @tensor_cache
 def _column_facets(n: int, m: int, device: torch.device) -> Facets:
     normals = -torch.eye(m, dtype=torch.float64, device=device).repeat(1, n)
     return Facets(normals, normals.new_full((1, m), -1.0))
+
+
+def _are_few_columns(scores: Tensor, _lengths: Tensor | None) -> bool:
+    """At most `MOST_COLUMNS` columns."""
+    from sparsum.kernels.assignment import MOST_COLUMNS
+
+    return scores.shape[-1] <= MOST_COLUMNS
+
+
+def _best_in_one_launch(scores: Tensor, lengths: Tensor | None) -> Tensor:
+    from sparsum.kernels import assignment
+
+    n_rows, n, _ = scores.shape
+    if lengths is None:
+        lengths = torch.full((n_rows,), n, device=scores.device)
+    # Without a best matching, because of NaN or +inf, or because all are forbidden, each row gets the column of its number.
+    is_bad = ~(scores < torch.inf).flatten(1).all(-1)
+    columns, *_ = assignment.best(scores.masked_fill(is_bad[:, None, None], -torch.inf), lengths)
+    position = torch.arange(n, device=scores.device)
+    return torch.where(columns < 0, torch.where(position < lengths.unsqueeze(-1), position, 0), columns)
+
+
+@kernels.operation("best_matching", kernel=_best_in_one_launch, takes=_are_few_columns)
+def best_matching(
+    scores: Tensor,  # shape: (n_rows, n, m), float64
+    lengths: Tensor | None,  # shape: (n_rows,)
+) -> Tensor:
+    """The columns of the best matching of each matrix, or of some matching if all are forbidden: (n_rows, n).
+
+    On the CPU by SciPy, one matrix at a time: its compiled code is faster there than a batch of torch operations.
+    """
+    n_rows, n, m = scores.shape
+    sizes = [n] * n_rows if lengths is None else lengths.tolist()
+    matrices = scores.detach().cpu()
+    # Tensors of function transforms have no memory that NumPy could share.
+    values = matrices.tolist() if kernels.is_transformed() else matrices.numpy()
+    atoms = [_best_columns(matrix, size, m - n) + [0] * (n - size) for matrix, size in zip(values, sizes, strict=True)]
+    return torch.tensor(atoms, dtype=torch.int64, device=scores.device).reshape(n_rows, n)
 
 
 def _best_columns(matrix: Any, length: int, n_more: int) -> list[int]:

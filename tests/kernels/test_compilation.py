@@ -15,14 +15,16 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from sparsum.kernels import any_alpha, simplex_groups, simplex_tile
+from sparsum.kernels import any_alpha, assignment, simplex_groups, simplex_tile
 
 def compile(kernel, **constants):
     def type_of(name):
-        return "*fp64" if name == "alphas" else "*i32" if name == "ids" else "*fp32" if name in POINTERS else "i32"
+        return TYPES.get(name, "*fp32" if name in POINTERS else "i32")
     signature = {name: "constexpr" if name in constants else type_of(name) for name in kernel.arg_names}
     triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
 
+TYPES = {"alphas": "*fp64", "ids": "*i32", "scores": "*fp64", "row_duals": "*fp64", "column_duals": "*fp64"}
+TYPES |= {"lengths": "*i64", "columns": "*i64"}
 POINTERS = {"x", "mask", "y", "probs", "grad", "out", "alpha_out", "peaks"}
 row = dict(HAS_MASK=True, IS_HALF=False, TOLERANCE=1e-6, IS_DOUBLE=False)
 compile(any_alpha.any_tile_forward, EPS=1e-7, LANES=128, WIDTH=4, ROWS=1, BLOCK=1024, **row)
@@ -32,10 +34,11 @@ compile(simplex_tile.tile_forward, EXPONENT=3, LANES=128, WIDTH=4, ROWS=1, BLOCK
 compile(simplex_tile.tile_backward, EXPONENT=3, ROWS=1, BLOCK=1024, IS_DOUBLE=False)
 groups = dict(IN_REGISTERS=False, GROUP=32, CHUNK=32, BATCH=16, GROUPS=128)
 compile(simplex_groups.groups_forward, EXPONENT=3, SLACK=1e-6, **groups, **row)
+compile(assignment.match, BLOCK=128)
 """
 
 
-def test_the_kernels_of_entmax_compile() -> None:
+def test_kernels_compile() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

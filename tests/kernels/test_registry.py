@@ -124,6 +124,16 @@ def scores_of_best_bits() -> Inputs:
     yield normal(2, 1, dtype=torch.float64), 2
 
 
+def matrices() -> Inputs:
+    for n, m in ((1, 1), (4, 4), (3, 5), (10, 17)):
+        yield normal(5, n, m, dtype=torch.float64), None
+    scores, lengths = normal(6, 4, 6, seed=1, dtype=torch.float64), torch.tensor([4, 1, 3, 2, 4, 3], device=DEVICE)
+    scores[0, 1, :5], scores[3, 0], scores[4, 0, 0], scores[5, 2, 0] = -torch.inf, -torch.inf, torch.nan, torch.inf
+    yield scores, lengths
+    yield scores, None
+    yield normal(0, 2, 3, dtype=torch.float64), None
+
+
 def scores_to_split() -> Inputs:
     structures = [(sp.Bits(7), False), (sp.Bits(7, symmetric=False), True), (sp.Budget(7, 3), True), (sp.Subset(7, 2), True)]
     for structure, is_systematic in structures:
@@ -176,6 +186,7 @@ INPUTS: dict[str, Callable[[], Inputs]] = {
     "packed_entmax": rows_to_pack,
     "packed_entmax_backward": packed_gradients,
     "best_bits": scores_of_best_bits,
+    "best_matching": matrices,
     "split_bits": scores_to_split,
     "split_bits_backward": split_gradients,
     "active_set_of_bits": problems,
