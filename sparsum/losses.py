@@ -149,8 +149,10 @@ def structured_nll(
     if _holds_atoms(target):  # as a sum of conditional log-probabilities, without cancellation
         loss = -gibbs.log_prob_of(_atoms(target, bound), bound.row(1))
     else:
-        gain = torch.where(wanted == 0, 0.0, wanted * bound.flat.double()).sum(-1)
-        loss = gibbs.model.log_partition.double() - gain
+        # A forbidden part that the target does not use contributes 0; 0 * -inf would be NaN.
+        flat = bound.flat.double()
+        gain = wanted * flat.masked_fill((flat == -torch.inf) & (wanted == 0), 0.0)
+        loss = gibbs.model.log_partition.double() - gain.sum(-1)
     return _reduced(loss, bound, scores, reduction)
 
 
@@ -239,8 +241,7 @@ def _bind(scores: Scores, structure: AbstractStructure, cost: Scores | None, mas
         tensors, costs = as_tuple(scores), as_tuple(cost)
         if len(costs) > len(tensors):
             raise ValueError(f"cost must have at most as many tensors as scores, {len(tensors)}, got {len(costs)}")
-        costs += (None,) * (len(tensors) - len(costs))
-        added = tuple(_plus(tensor, each) for tensor, each in zip(tensors, costs, strict=True))
+        added = tuple(map(_plus, tensors, costs)) + tensors[len(costs) :]
         scores = added if isinstance(scores, tuple) else added[0]
     return structure.bind(scores, mask=mask).map(at_least_float32)
 
@@ -250,12 +251,12 @@ def _plus(scores: Tensor, cost: Tensor | None) -> Tensor:
         return scores
     if not isinstance(cost, Tensor):
         raise TypeError(f"cost must be a torch.Tensor, got {type(cost).__name__}")
+    # The last dimensions keep their shape. Transitions need not have those of the batch, which their costs may have.
     try:
         total = scores + cost.to(scores.dtype)
     except RuntimeError:
         total = cost
-    # Transitions need not have the dimensions of the batch, which their costs may have.
-    if total.shape[total.ndim - scores.ndim :] != scores.shape and scores.shape.numel() != total.shape.numel():
+    if total.shape[total.ndim - scores.ndim :] != scores.shape:
         raise ValueError(f"cost must broadcast to the shape of scores, {tuple(scores.shape)}, got {tuple(cost.shape)}")
     return total
 
