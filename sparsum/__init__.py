@@ -15,6 +15,10 @@ from sparsum.distribution import UniformOver as UniformOver
 from sparsum.gibbs import Gibbs as Gibbs
 from sparsum.inference import sparsemap as sparsemap
 from sparsum.inference import topk_sparsemax as topk_sparsemax
+from sparsum.losses import SparsemapLoss as SparsemapLoss
+from sparsum.losses import StructuredNLL as StructuredNLL
+from sparsum.losses import sparsemap_loss as sparsemap_loss
+from sparsum.losses import structured_nll as structured_nll
 from sparsum.simplex import BoundedAlpha as BoundedAlpha
 from sparsum.simplex import Entmax as Entmax
 from sparsum.simplex import Entmax15 as Entmax15

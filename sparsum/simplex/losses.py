@@ -132,7 +132,7 @@ def entmax_loss(
     scores = scores - torch.where(peak == -torch.inf, 0.0, peak)  # reduces rounding error; the loss is shift-invariant
     loss = _conjugate(scores, alpha) - _gain(scores, target, alpha, is_counted)
     loss = loss - loss.detach().clamp_max(0.0)  # clamp rounding errors below 0 without blocking the gradient
-    return _reduce(torch.where(is_counted, loss, 0.0), is_counted, reduction).to(x.dtype)
+    return reduce_rows(torch.where(is_counted, loss, 0.0), reduction, is_counted).to(x.dtype)
 
 
 def check_reduction(reduction: str) -> None:
@@ -259,9 +259,10 @@ def _check_masked_target(target: Tensor, mask: Tensor, is_counted: Tensor) -> No
         )
 
 
-def _reduce(loss: Tensor, is_counted: Tensor, reduction: str) -> Tensor:
+def reduce_rows(loss: Tensor, reduction: str, is_counted: Tensor | None = None) -> Tensor:
+    """The losses of all rows, their sum, or their mean, which is 0 if there are none."""
     if reduction == "none":
         return loss
     if reduction == "sum":
         return loss.sum()
-    return loss.sum() / is_counted.sum().clamp_min(1)
+    return loss.sum() / (max(loss.numel(), 1) if is_counted is None else is_counted.sum().clamp_min(1))
