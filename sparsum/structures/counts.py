@@ -205,4 +205,5 @@ def _multiply(
         return (windows @ factors).squeeze(-1)
     step = max(1, MOST_TERMS * width // windows.numel())
     parts = zip(windows.split(step, -1), factors.split(step, -2), strict=True)
-    return functools.reduce(torch.add, ((part @ factor).squeeze(-1) for part, factor in parts))
+    total: Tensor = functools.reduce(torch.add, ((part @ factor).squeeze(-1) for part, factor in parts))
+    return total

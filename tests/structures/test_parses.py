@@ -22,7 +22,7 @@ def is_projective(heads: tuple[int, ...], *, single_root: bool) -> bool:
     above = [-1 if head == m else head for m, head in enumerate(heads)]
 
     def ancestors(m: int) -> list[int]:
-        found = []
+        found: list[int] = []
         while m >= 0 and len(found) <= len(heads):
             m = above[m]
             found.append(m)
