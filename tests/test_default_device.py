@@ -111,6 +111,7 @@ SCORES: dict[str, tuple[sp.AbstractStructure, Any]] = {
     "projective tree": (sp.ProjectiveTree(2, lengths=[2, 1, 1]), X.reshape(3, 2, 2)),
     "binary tree": (sp.BinaryTree(2), X.reshape(3, 2, 2)),
     "single root": (sp.Tree(2, single_root=True, lengths=[2, 1, 1]), X.reshape(3, 2, 2)),
+    "permutation": (sp.Permutation(4), X),
     "matching": (sp.Matching(2), X.reshape(3, 2, 2)),
     "enumerated": (sp.Enumerated(EMBEDDED[:, :, 0]), X[:, :2]),
 }

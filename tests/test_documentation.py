@@ -12,7 +12,7 @@ from sparsum_experiments.report import write_report
 from sparsum_experiments.runs import Config, EpochMetrics, read_run
 
 import sparsum as sp
-from examples import alignment, attention, digits, estimators, knapsack, latent_trees, matching, own_runs, pulling
+from examples import alignment, attention, digits, estimators, knapsack, latent_trees, matching, own_runs, pulling, sorting
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -65,7 +65,7 @@ def test_the_knapsack_is_a_structure() -> None:
 
 @pytest.mark.parametrize(
     ("example", "wanted"),
-    [(knapsack, 0.7), (matching, 0.9), (latent_trees, 0.7), (alignment, 0.8)],
+    [(knapsack, 0.7), (matching, 0.9), (latent_trees, 0.7), (alignment, 0.8), (sorting, 0.5)],
     ids=lambda e: str(e)[-30:],
 )
 def test_the_examples_learn(example: Any, wanted: float) -> None:

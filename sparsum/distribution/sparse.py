@@ -345,6 +345,30 @@ class SparseDistribution(Distribution):
         parts = keep_best(self.atoms, self.probs, self._segments, k)
         return self._like(*parts, is_exact=self.is_exact & (self.n_atoms_per_row <= k))
 
+    def with_atoms(
+        self,
+        atoms: Tensor,  # shape: (n_atoms, *event_shape)
+        structure: AbstractStructure | None = None,
+    ) -> SparseDistribution:
+        """The same probabilities for other atoms, in the same order: positions in a list become what the list contains.
+
+        >>> import sparsum as sp
+        >>> q = sp.sparsemap(torch.tensor([[1.0, 0.8, -0.5]]), sp.OneOf(3))
+        >>> documents = torch.tensor([[17, 4, 90]])
+        >>> q.with_atoms(documents[q.row, q.atoms], sp.OneOf(100)).atoms
+        tensor([17,  4])
+
+        Args:
+            atoms: one for each atom of the distribution, distinct within each row, which is not checked.
+            structure: the structure that they belong to; None if each is its own vector.
+        """
+        if not isinstance(atoms, Tensor) or len(atoms) != len(self.atoms):
+            seen = f"shape {tuple(atoms.shape)}" if isinstance(atoms, Tensor) else type(atoms).__name__
+            raise ValueError(f"atoms must be a tensor of {len(self.atoms)} atoms, got {seen}")
+        return SparseDistribution.from_segments(
+            atoms, self.probs, self._segments, self.batch_shape, structure, is_exact=self.is_exact
+        )
+
     def detach(self) -> SparseDistribution:
         """Detach the distributions from the autograd graph."""
         return self._like(self.atoms.detach(), self.probs.detach(), self._segments)

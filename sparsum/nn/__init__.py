@@ -1,7 +1,9 @@
 """Modules that keep sparse distributions trainable, and layers that are built on them.
 
 - `SparseCodebook`: vector quantization whose codes get exact gradients.
+- `Router`: exact sums over the options of a query, or over the few candidates that are passed.
 """
 
 from sparsum.nn.codebook import Quantized as Quantized
 from sparsum.nn.codebook import SparseCodebook as SparseCodebook
+from sparsum.nn.router import Router as Router

@@ -37,6 +37,12 @@ class Mean:
         vector = flatten(bound.structure.marginals(solution.atoms, solution.probs, solution.segments))
         return cls(vector, solution.gap, solution.is_solved, solution.steps)
 
+    @classmethod
+    def closed_form(cls, vector: Tensor) -> Mean:
+        """Without steps."""
+        steps = torch.zeros(len(vector), dtype=torch.int64, device=vector.device)
+        return cls(vector, steps.double(), steps == 0, steps)
+
     def replaced(self, rows: Tensor, others: Mean) -> Mean:
         """With some rows replaced."""
         pairs = [(self.vector, others.vector), (self.gap, others.gap), (self.is_solved, others.is_solved)]
@@ -45,14 +51,19 @@ class Mean:
 
 
 def find_mean(bound: BoundScores, solver: ActiveSet) -> Mean:
-    """The optimal means of float64 scores: by Newton's method where they are flows, and by the active set elsewhere."""
-    lengths = bound.structure.flow_lengths(bound.n_rows, bound.device)
-    if lengths is None:
+    """The optimal means of float64 scores: in closed form, by Newton's method for flows, by the active set elsewhere."""
+    structure = bound.structure
+    has_closed_form = type(structure).closest is not AbstractStructure.closest
+    lengths = structure.flow_lengths(bound.n_rows, bound.device)
+    if lengths is None and not has_closed_form:
         return Mean.by_active_set(bound, solver)
     if bool((is_bad := bound.is_unusable).any()):
         bound.raise_bad(is_bad)
     if bool((is_bad := bound.score(bound.argmax(), bound.row(1)) == -torch.inf).any()):
         bound.raise_bad(is_bad)
+    if (vector := structure.closest(bound.scores)) is not None:
+        return Mean.closed_form(vector)
+    assert lengths is not None
     if _is_sparse(bound, solver):
         return Mean.by_active_set(bound, solver)
     mean = _by_newton(bound, lengths, solver.tolerance)

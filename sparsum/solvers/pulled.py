@@ -86,7 +86,7 @@ class Pulled(AbstractSolver):
         with torch.no_grad():
             rows, solver = bound.with_flat(flat.detach()), self._active_set()
             mean = find_mean(rows, solver)
-            if structure.has_facets:
+            if structure.can_pull:
                 split = structure.pull(unflatten(mean.vector, like=rows.scores))
             else:
                 split = Rays(rows, weight, solver).split(mean.vector)

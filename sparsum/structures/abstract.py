@@ -348,6 +348,16 @@ class AbstractStructure(ABC):
         """Optional: inequalities that points violate though they satisfy all `facets`, if these are not complete."""
         raise NotImplementedError(f"{self!r} does not define violated, but its facets are not complete")
 
+    def closest(
+        self,
+        scores: Scores,  # shape: (n_rows, *score_shape), float64
+    ) -> Tensor | None:
+        """Optional: SparseMAP's mean vectors in closed form, (n_rows, n_parts), if there is one.
+
+        Rows contain neither NaN nor +inf, and allow at least one assignment.
+        """
+        return None
+
     def pull(
         self,
         mean: Scores,  # shape: (n_rows, *score_shape), float64
@@ -389,9 +399,10 @@ class AbstractStructure(ABC):
         return True
 
     @property
-    def has_facets(self) -> bool:
-        """Whether `facets` is defined."""
-        return type(self).facets is not AbstractStructure.facets
+    def can_pull(self) -> bool:
+        """Whether `pull` is defined, directly or by `facets`."""
+        kind = type(self)
+        return kind.facets is not AbstractStructure.facets or kind.pull is not AbstractStructure.pull
 
     @property
     def is_chain(self) -> bool:

@@ -21,6 +21,7 @@ _OPTIONAL = (
     "sample",
     "bit_counts",
     "flow_lengths",
+    "closest",
     "facets",
     "violated",
     "pull",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: What is below this after subtractions, of numbers up to 1, is 0 up to rounding.
 ZERO = 1e-13
 #: A row is split once less mass than this is left.
-_NEGLIGIBLE = 1e-12
+NEGLIGIBLE = 1e-12
 #: More mass than this is only left if the mean is not one of the structure.
 STUCK = 1e-10
 #: Directions are integers below this power of 2: their sums are exact, and different assignments have different sums.
@@ -73,7 +73,7 @@ class Decomposition:
     @classmethod
     def of(cls, atoms: Tensor, weights: Tensor, row: Tensor, n_rows: int) -> Decomposition:
         """From weighted atoms, in order within each row; negligible ones are dropped."""
-        kept = (weights > _NEGLIGIBLE).nonzero().squeeze(-1)
+        kept = (weights > NEGLIGIBLE).nonzero().squeeze(-1)
         order = kept[row[kept].argsort(stable=True)]
         atoms, weights, row = atoms[order], weights[order], row[order]
         total = weights.new_zeros(n_rows).index_add_(0, row, weights)
@@ -145,7 +145,7 @@ class _Rows:
         self.taken.append((atoms, step, self.ids))
         self.mass = self.mass - step
         self.left, self.slack = (_shrunk(old, step, by) for old, by in ((self.left, vectors), (self.slack, rate)))
-        return (self.mass <= _NEGLIGIBLE) | (step <= 0)
+        return (self.mass <= NEGLIGIBLE) | (step <= 0)
 
     def _vertices(self) -> Tensor:
         """The best vertex of each row's face: one that uses no part that is not left, and attains all tight facets."""
@@ -163,7 +163,7 @@ class _Rows:
         left, mass, first = self.left, self.mass, len(self.taken)
         for _ in range(_BLOCK):
             is_done = self.step()
-        rows = (self.mass > _NEGLIGIBLE).nonzero().squeeze(-1)
+        rows = (self.mass > NEGLIGIBLE).nonzero().squeeze(-1)
         points = self.left[rows] / self.mass[rows].unsqueeze(-1)
         found = self.structure.select(rows).violated(unflatten(points, like=self.form))
         if not len(found.row):

@@ -19,6 +19,7 @@ from sparsum.structures.enumerated import Enumerated
 from sparsum.structures.groups import Groups
 from sparsum.structures.matching import Matching
 from sparsum.structures.one_of import OneOf
+from sparsum.structures.permutation import Permutation
 from sparsum.structures.projective import ProjectiveTree
 from sparsum.structures.sequence import Sequence
 from sparsum.structures.tree import Tree
@@ -155,6 +156,13 @@ def _matching(structure: Matching, n: int, *, generator: torch.Generator | None,
     """Take the first columns of a random permutation."""
     n_rows, n_columns = structure.score_shape
     return _permutations(n, n_columns, generator, device)[:, :n_rows]
+
+
+@_register(Permutation)
+def _permutation(
+    structure: Permutation, n: int, *, generator: torch.Generator | None, device: torch.device, **_: Any
+) -> Tensor:
+    return _permutations(n, structure.n, generator, device)
 
 
 def _permutations(n: int, size: int, generator: torch.Generator | None, device: torch.device) -> Tensor:

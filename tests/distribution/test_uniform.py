@@ -25,6 +25,7 @@ STRUCTURES: dict[str, sp.AbstractStructure] = {
     "subset of none": sp.Subset(3, 0),
     "tags": sp.Sequence(3, 2),
     "matching": sp.Matching(3),
+    "permutation": sp.Permutation(3),
     "matching, more columns": sp.Matching(2, 4),
     "tree": sp.Tree(3),
     "tree of one": sp.Tree(1),

@@ -278,7 +278,7 @@ def test_projections_find_the_same_atoms_as_facets(kind: str) -> None:
     plain_kind = type("Plain", (base,), {"_best": lambda self, rows: base._best(self, rows)})
     options = {"single_root": structure.single_root} if isinstance(structure, sp.Tree) else {}
     plain = plain_kind(*structure.score_shape[: 1 if options else 2], **options)
-    assert not plain.has_facets
+    assert not plain.can_pull
     scores = scores_for(structure, 25, seed=5)
     (_, found), (_, wanted) = solve(plain, scores), solve(structure, scores)
     assert torch.equal(found.atoms, wanted.atoms)

@@ -35,6 +35,8 @@ STRUCTURES: list[sp.AbstractStructure] = [
     sp.BinaryTree(3, n_labels=2),
     sp.Matching(3),
     sp.Matching(2, 4),
+    sp.Permutation(1),
+    sp.Permutation(4),
     sp.Enumerated(VECTORS),
 ]
 
