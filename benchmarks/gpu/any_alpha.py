@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -86,18 +89,27 @@ def _against_adasplash(shape: tuple[int, int]) -> Iterator[Line]:
     for alpha in _ALPHAS:
         least = 3.0 if alpha == 4 / 3 else 1.0
         what = f"entmax {alpha:.4g} {shape} against adasplash"
-        peers = _peers(alpha)
+        peers = _in_a_fresh_process(shape, alpha)
         if not peers:
             yield Line(what, "not installed", f">= {least:g}x")
             continue
         ours = time_forward(_entmax(alpha), inputs)
-        times = {name: time_forward(peer, inputs) for name, peer in peers.items()}
-        errors = {name: _error(peer, alpha, inputs[0][:64]) for name, peer in peers.items()}
-        shown = ", ".join(f"{name} {time / ours:.1f}x (error {errors[name]:.0e})" for name, time in times.items())
+        shown = ", ".join(f"{name} {time / ours:.1f}x (error {error:.0e})" for name, (time, error) in peers.items())
         error = _error(_entmax(alpha), alpha, inputs[0][:64])
-        yield Line(
-            what, f"{ours:.4f} ms (error {error:.0e}); {shown}", f">= {least:g}x", min(times.values()) >= least * ours
-        )
+        is_met = min(time for time, _ in peers.values()) >= least * ours
+        yield Line(what, f"{ours:.4f} ms (error {error:.0e}); {shown}", f">= {least:g}x", is_met)
+
+
+def _in_a_fresh_process(shape: tuple[int, int], alpha: float) -> dict[str, tuple[float, float]]:
+    """Time and error of the peers. They tune themselves once per process, for the first length of rows that they see."""
+    command = [sys.executable, "-m", "benchmarks.gpu.any_alpha", *map(str, shape), repr(alpha)]
+    found: dict[str, tuple[float, float]] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    return found
+
+
+def _measure_peers(rows: int, n: int, alpha: float) -> dict[str, tuple[float, float]]:
+    inputs = inputs_of((rows, n), torch.float32)
+    return {name: (time_forward(peer, inputs), _error(peer, alpha, inputs[0][:64])) for name, peer in _peers(alpha).items()}
 
 
 def _learnable() -> Iterator[Line]:
@@ -147,3 +159,7 @@ def _errors() -> Iterator[Line]:
 def _error(mapping: Mapping, alpha: float, x: Tensor) -> float:
     exact = sp.entmax(x.double().cpu(), alpha)
     return (mapping(x).double().cpu() - exact).abs().max().item()
+
+
+if __name__ == "__main__":
+    print(json.dumps(_measure_peers(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))))
