@@ -15,7 +15,7 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from sparsum.kernels import any_alpha, assignment, simplex_groups, simplex_tile
+from sparsum.kernels import any_alpha, arborescence, assignment, simplex_groups, simplex_tile
 
 def compile(kernel, **constants):
     def type_of(name):
@@ -24,7 +24,7 @@ def compile(kernel, **constants):
     triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
 
 TYPES = {"alphas": "*fp64", "ids": "*i32", "scores": "*fp64", "row_duals": "*fp64", "column_duals": "*fp64"}
-TYPES |= {"lengths": "*i64", "columns": "*i64"}
+TYPES |= {"lengths": "*i64", "columns": "*i64", "heads": "*i64", "edges": "*fp64"}
 POINTERS = {"x", "mask", "y", "probs", "grad", "out", "alpha_out", "peaks"}
 row = dict(HAS_MASK=True, IS_HALF=False, TOLERANCE=1e-6, IS_DOUBLE=False)
 compile(any_alpha.any_tile_forward, EPS=1e-7, LANES=128, WIDTH=4, ROWS=1, BLOCK=1024, **row)
@@ -35,6 +35,8 @@ compile(simplex_tile.tile_backward, EXPONENT=3, ROWS=1, BLOCK=1024, IS_DOUBLE=Fa
 groups = dict(IN_REGISTERS=False, GROUP=32, CHUNK=32, BATCH=16, GROUPS=128)
 compile(simplex_groups.groups_forward, EXPONENT=3, SLACK=1e-6, **groups, **row)
 compile(assignment.match, BLOCK=128)
+compile(arborescence.span, SINGLE_ROOT=True, BLOCK=16)
+compile(arborescence.span, SINGLE_ROOT=False, BLOCK=256)
 """
 
 

@@ -134,6 +134,18 @@ def matrices() -> Inputs:
     yield normal(0, 2, 3, dtype=torch.float64), None
 
 
+def trees() -> Inputs:
+    for n in (1, 2, 5, 9):
+        for single_root in (False, True):
+            yield normal(5, n, n, dtype=torch.float64), None, single_root
+    scores, lengths = normal(6, 5, 5, seed=1, dtype=torch.float64), torch.tensor([5, 1, 3, 2, 4, 3], device=DEVICE)
+    scores[0, 1, :4], scores[3, 0], scores[4, 2:] = -torch.inf, -torch.inf, -torch.inf
+    for single_root in (False, True):
+        yield scores, lengths, single_root
+        yield scores, None, single_root
+    yield normal(0, 3, 3, dtype=torch.float64), None, False
+
+
 def scores_to_split() -> Inputs:
     structures = [(sp.Bits(7), False), (sp.Bits(7, symmetric=False), True), (sp.Budget(7, 3), True), (sp.Subset(7, 2), True)]
     for structure, is_systematic in structures:
@@ -187,6 +199,7 @@ INPUTS: dict[str, Callable[[], Inputs]] = {
     "packed_entmax_backward": packed_gradients,
     "best_bits": scores_of_best_bits,
     "best_matching": matrices,
+    "best_tree": trees,
     "split_bits": scores_to_split,
     "split_bits_backward": split_gradients,
     "active_set_of_bits": problems,
