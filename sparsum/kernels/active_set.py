@@ -22,12 +22,12 @@ from sparsum.kernels.launch import wrap_triton
 # The maximum memory for the inverses of one launch.
 MOST_BYTES = 1 << 28
 # The number of entries of a matrix that a program holds at a time.
-_TILE = 2048
+TILE = 2048
 
 # Constants of the same names as in `sparsum.solvers.active_rows`.
 _GRID = tl.constexpr(2.0**-36)
 _SAME = tl.constexpr(1e-13)
-_CORRECT_EVERY = tl.constexpr(4)
+CORRECT_EVERY = tl.constexpr(4)
 _LOST = tl.constexpr(1e-6)
 _NEARLY_DEPENDENT = tl.constexpr(1e-6)
 _DEPENDENT = tl.constexpr(1e-13)
@@ -36,7 +36,7 @@ _ZERO = tl.constexpr(1e-14)
 
 
 @triton.jit
-def _snap(x):
+def snap(x):
     """Round to the grid, halves to even: adding a large number removes the fractional digits."""
     scaled, large = x / _GRID, 1.5 * 2.0**52
     return tl.where(tl.abs(scaled) < 2.0**51, ((scaled + large) - large) * _GRID, x)
@@ -139,12 +139,12 @@ def _update(
 
 
 @triton.jit
-def _correct(
-    atoms, inverse, lines, linear, origin, target, mean, is_active, n, WEIGHT: tl.constexpr,
+def correct(
+    atoms, inverse, lines, linear, origin, target, mean, is_active, n, weight,
     PARTS: tl.constexpr, SLOTS: tl.constexpr, TALL_PARTS: tl.constexpr, TALL_SLOTS: tl.constexpr,
 ):  # fmt: skip
     """Correct the target by K A'r, which is 0 up to rounding; return target, mean, and whether precision is lost."""
-    residual, n_used = linear - WEIGHT * mean, _n_used(is_active, SLOTS)
+    residual, n_used = linear - weight * mean, _n_used(is_active, SLOTS)
     _dot(atoms, origin, residual, tl.sum(residual * (mean - origin), 0), lines, n, n_used, PARTS, TALL_PARTS)
     correction = _times(inverse, lines, n_used, SLOTS, TALL_SLOTS)
     target += correction
@@ -154,38 +154,43 @@ def _correct(
 
 
 @triton.jit
+def improves(atom, linear, mean, tolerance, weight):
+    """Whether an atom improves the objective."""
+    difference = atom - mean
+    known = tl.where(tl.abs(difference) < _SAME, 0.0, linear - weight * mean)
+    resolution = 4e-15 * tl.sum(tl.abs(known), 0) + _GRID * tl.sum(tl.abs(difference), 0)
+    return tl.sum(difference * known, 0) > tl.maximum(resolution, tolerance) / 2
+
+
+@triton.jit
 def _ask(
-    lines, linear, is_allowed, mean, tolerance, most, WEIGHT: tl.constexpr, IS_LIMITED: tl.constexpr,
+    lines, linear, is_allowed, mean, tolerance, most, weight, IS_LIMITED: tl.constexpr,
     IS_EXACT: tl.constexpr, PARTS: tl.constexpr, SLOTS: tl.constexpr, TALL_PARTS: tl.constexpr,
 ):  # fmt: skip
     """Find the atom of the most violated constraint, and whether it is violated."""
-    residual = linear - WEIGHT * mean
-    values = tl.where(is_allowed, _snap(residual), -float("inf"))
+    values = tl.where(is_allowed, snap(linear - weight * mean), -float("inf"))
     atom = _best(values, lines + 2 * SLOTS, most, IS_LIMITED, IS_EXACT, PARTS, TALL_PARTS)
-    difference = atom - mean
-    known = tl.where(tl.abs(difference) < _SAME, 0.0, residual)
-    resolution = 4e-15 * tl.sum(tl.abs(known), 0) + _GRID * tl.sum(tl.abs(difference), 0)
-    return atom, tl.sum(difference * known, 0) > tl.maximum(resolution, tolerance) / 2
+    return atom, improves(atom, linear, mean, tolerance, weight)
 
 
 @triton.jit
 def _add(
-    atoms, inverse, lines, linear, origin, target, mean, atom, slot, is_active, n, WEIGHT: tl.constexpr,
+    atoms, inverse, lines, linear, origin, target, mean, atom, slot, is_active, n, weight,
     PARTS: tl.constexpr, SLOTS: tl.constexpr, TALL_PARTS: tl.constexpr, TALL_SLOTS: tl.constexpr,
 ):  # fmt: skip
     """Add an atom in a free slot unless it depends on the others; return target, mean, slots, and whether it was added."""
     slots, parts = tl.arange(0, SLOTS), tl.arange(0, PARTS)
     tl.debug_barrier()
     tl.store(atoms + slot * n + parts, atom.to(tl.int8), mask=parts < n)
-    residual, difference = linear - WEIGHT * mean, atom - mean
-    weighted = WEIGHT * difference
+    residual, difference = linear - weight * mean, atom - mean
+    weighted = weight * difference
     n_used = _n_used(is_active, SLOTS)
     _dot(atoms, origin, weighted, tl.sum(weighted * (mean - origin), 0), lines, n, n_used, PARTS, TALL_PARTS)
     direction = tl.where(slots == slot, -1.0, target + _times(inverse, lines, n_used, SLOTS, TALL_SLOTS))
     is_active = tl.where(slots == slot, 1, is_active)
     n_used = _n_used(is_active, SLOTS)
     moved = _mix(atoms, origin, direction, lines + SLOTS, n, n_used, PARTS, SLOTS, TALL_PARTS)
-    distance = tl.sum(WEIGHT * moved * moved, 0)
+    distance = tl.sum(weight * moved * moved, 0)
     is_in = distance > _DEPENDENT * tl.sum(difference * weighted, 0) + _NO_DISTANCE
     if is_in:
         length = -tl.sum(residual * moved, 0) / distance
@@ -197,7 +202,7 @@ def _add(
 
 @triton.jit
 def _drop(
-    atoms, inverse, lines, origin, target, slot, n, n_used, WEIGHT: tl.constexpr,
+    atoms, inverse, lines, origin, target, slot, n, n_used, weight,
     PARTS: tl.constexpr, SLOTS: tl.constexpr, TALL_SLOTS: tl.constexpr,
 ):  # fmt: skip
     """Drop the atom in a slot; return the target of the others, and whether the inverse has lost precision."""
@@ -210,13 +215,13 @@ def _drop(
     tl.debug_barrier()
     _update(inverse, direction, lines + SLOTS, -1 / pivot, slot, n_used, False, SLOTS, TALL_SLOTS)
     vector = tl.load(atoms + slot * n + parts, mask=parts < n, other=0).to(tl.float64) - origin
-    is_sound = (pivot > 0) & (pivot * tl.sum(WEIGHT * vector * vector, 0) <= 1 / _NEARLY_DEPENDENT)
+    is_sound = (pivot > 0) & (pivot * tl.sum(weight * vector * vector, 0) <= 1 / _NEARLY_DEPENDENT)
     return target, tl.where(is_sound, 0, 1)
 
 
 @triton.jit
 def _settle(
-    atoms, inverse, lines, origin, target, probs, is_active, n, n_used, WEIGHT: tl.constexpr,
+    atoms, inverse, lines, origin, target, probs, is_active, n, n_used, weight,
     PARTS: tl.constexpr, SLOTS: tl.constexpr, TALL_SLOTS: tl.constexpr,
 ):  # fmt: skip
     """Move to the target and drop atoms whose probability reaches 0 on the way.
@@ -234,12 +239,39 @@ def _settle(
         probs = tl.where(slots == leaving, 0.0, tl.maximum(probs + least * (target - probs), 0.0))
         is_active = tl.where(slots == leaving, 0, is_active)
         target, is_spoilt = _drop(
-            atoms, inverse, lines, origin, target, leaving, n, n_used, WEIGHT, PARTS, SLOTS, TALL_SLOTS
+            atoms, inverse, lines, origin, target, leaving, n, n_used, weight, PARTS, SLOTS, TALL_SLOTS
         )
         n_dropped += 1
         is_cut = (is_spoilt == 0) & (tl.min(target, 0) < -_ZERO)
     probs = tl.where(is_spoilt > 0, probs, tl.maximum(target, 0.0))
     return target, probs, is_active, n_dropped, is_spoilt
+
+
+@triton.jit
+def advance(
+    atoms, inverse, lines, linear, origin, target, mean, probs, atom, slot, is_active, n, weight,
+    PARTS: tl.constexpr, SLOTS: tl.constexpr, TALL_PARTS: tl.constexpr, TALL_SLOTS: tl.constexpr,
+):  # fmt: skip
+    """Add an atom in a free slot, and settle.
+
+    The last two values returned are the number of atoms added and dropped, and whether the loop has to continue, because the
+    atom depends on the others or the inverse has lost precision.
+    """
+    n_steps = tl.full([], 0, tl.int32)
+    is_stopped = n_steps + 1
+    target, mean, is_filled, is_in = _add(
+        atoms, inverse, lines, linear, origin, target, mean, atom, slot, is_active, n,
+        weight, PARTS, SLOTS, TALL_PARTS, TALL_SLOTS,
+    )  # fmt: skip
+    if is_in:
+        n_used = _n_used(is_filled, SLOTS)
+        target, probs, is_active, n_dropped, is_stopped = _settle(
+            atoms, inverse, lines, origin, target, probs, is_filled, n, n_used, weight, PARTS, SLOTS, TALL_SLOTS
+        )
+        n_steps = 1 + n_dropped
+        if n_dropped > 0:
+            mean = origin + _mix(atoms, origin, target, lines + SLOTS, n, n_used, PARTS, SLOTS, TALL_PARTS)
+    return target, mean, probs, is_active, n_steps, is_stopped
 
 
 @triton.jit
@@ -269,8 +301,8 @@ def _find(
     n_asked, steps, is_stopped, is_running = zero, zero, zero, zero + 1
     while is_running > 0:
         n_asked += 1
-        if n_asked % _CORRECT_EVERY == 0:
-            target, mean, is_stopped = _correct(
+        if n_asked % CORRECT_EVERY == 0:
+            target, mean, is_stopped = correct(
                 atoms, inverse, lines, linear, origin, target, mean, is_active, n,
                 WEIGHT, PARTS, SLOTS, TALL_PARTS, TALL_SLOTS,
             )  # fmt: skip
@@ -282,20 +314,11 @@ def _find(
         is_stopped = tl.where(is_violated & (slot >= SLOTS), 1, is_stopped)
         is_running = tl.where(is_violated & (is_stopped == 0), 1, 0)
         if is_running > 0:
-            target, mean, is_filled, is_in = _add(
-                atoms, inverse, lines, linear, origin, target, mean, atom, slot, is_active, n,
+            target, mean, probs, is_active, n_steps, is_stopped = advance(
+                atoms, inverse, lines, linear, origin, target, mean, probs, atom, slot, is_active, n,
                 WEIGHT, PARTS, SLOTS, TALL_PARTS, TALL_SLOTS,
             )  # fmt: skip
-            if is_in:
-                n_used = _n_used(is_filled, SLOTS)
-                target, probs, is_active, n_dropped, is_stopped = _settle(
-                    atoms, inverse, lines, origin, target, probs, is_filled, n, n_used, WEIGHT, PARTS, SLOTS, TALL_SLOTS
-                )
-                steps += 1 + n_dropped
-                if n_dropped > 0:
-                    mean = origin + _mix(atoms, origin, target, lines + SLOTS, n, n_used, PARTS, SLOTS, TALL_PARTS)
-            else:
-                is_stopped = zero + 1
+            steps += n_steps
             is_running = tl.where(is_stopped > 0, 0, 1)
     tl.store(probs_ptr + row * SLOTS + slots, tl.where(is_active > 0, probs, 0.0))
     tl.store(steps_ptr + row, steps)
@@ -341,8 +364,8 @@ def active_set_of_bits(
             IS_EXACT=is_exact,
             PARTS=parts,
             SLOTS=width,
-            TALL_PARTS=min(_TILE // parts, width),
-            TALL_SLOTS=min(_TILE // width, width),
+            TALL_PARTS=min(TILE // parts, width),
+            TALL_SLOTS=min(TILE // width, width),
             num_warps=4 if max(parts, width) < 64 else 8,
             num_stages=1,
         )

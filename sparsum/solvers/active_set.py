@@ -12,7 +12,7 @@ from torch import Tensor
 from sparsum import kernels
 from sparsum.arguments import check_bool, check_int, check_number, kind_of
 from sparsum.segments import may_be_padded
-from sparsum.solvers import active_bits, kkt
+from sparsum.solvers import active_bits, active_steps, kkt
 from sparsum.solvers.abstract import AbstractSolver, NotConverged, Solution
 from sparsum.solvers.loop import run, run_again
 from sparsum.solvers.polish import Found
@@ -201,9 +201,21 @@ def run_from_best(
 ) -> tuple[Quadratic, Padded]:
     """The problem, with ``is_forbidden=None`` if no part is forbidden, and the atoms of all rows from the best ones on."""
     problem, best = _best_atoms(problem, rows)
-    every, ones = torch.arange(len(best), device=best.device), problem.linear.new_ones(len(best), 1)
+    return problem, run_from(problem.linear, problem, best, tolerance, max_steps)
+
+
+@kernels.operation("active_set_steps", kernel=active_steps.run_steps, takes=active_steps.are_binary)
+def run_from(
+    linear: Tensor,  # shape: (n_rows, n_parts), that of the problem
+    problem: Quadratic,
+    best: Tensor,  # shape: (n_rows, *event_shape)
+    tolerance: float,
+    max_steps: int,
+) -> Padded:
+    """The atoms of all rows, from one of each on."""
+    every, ones = torch.arange(len(best), device=best.device), linear.new_ones(len(best), 1)
     start = (every, best.unsqueeze(1), ones, torch.zeros_like(every))
-    return problem, Padded.from_packed(run(problem, *start, tolerance=tolerance, max_steps=max_steps, is_snapped=True))
+    return Padded.from_packed(run(problem, *start, tolerance=tolerance, max_steps=max_steps, is_snapped=True))
 
 
 def _rows_at_once(n_parts: int) -> int:

@@ -15,7 +15,7 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from sparsum.kernels import any_alpha, arborescence, assignment, simplex_groups, simplex_tile
+from sparsum.kernels import active_steps, any_alpha, arborescence, assignment, simplex_groups, simplex_tile
 
 def compile(kernel, **constants):
     def type_of(name):
@@ -24,7 +24,9 @@ def compile(kernel, **constants):
     triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
 
 TYPES = {"alphas": "*fp64", "ids": "*i32", "scores": "*fp64", "row_duals": "*fp64", "column_duals": "*fp64"}
-TYPES |= {"lengths": "*i64", "columns": "*i64", "heads": "*i64", "edges": "*fp64"}
+TYPES |= {"lengths": "*i64", "columns": "*i64", "heads": "*i64", "edges": "*fp64", "found": "*i64", "atoms": "*i64", "vectors": "*i8"}
+TYPES |= {name: "*i32" for name in ("is_active", "counts")} | {"found_vectors": "*fp32"}
+TYPES |= {name: "*fp64" for name in ("linear", "weight", "limit", "origin", "mean", "target", "asked", "inverse", "lines")}
 POINTERS = {"x", "mask", "y", "probs", "grad", "out", "alpha_out", "peaks"}
 row = dict(HAS_MASK=True, IS_HALF=False, TOLERANCE=1e-6, IS_DOUBLE=False)
 compile(any_alpha.any_tile_forward, EPS=1e-7, LANES=128, WIDTH=4, ROWS=1, BLOCK=1024, **row)
@@ -37,6 +39,9 @@ compile(simplex_groups.groups_forward, EXPONENT=3, SLACK=1e-6, **groups, **row)
 compile(assignment.match, BLOCK=128)
 compile(arborescence.span, SINGLE_ROOT=True, BLOCK=16)
 compile(arborescence.span, SINGLE_ROOT=False, BLOCK=256)
+TYPES["probs"] = "*fp64"
+compile(active_steps.step, PARTS=128, SLOTS=64, PLACES=16, TALL_PARTS=16, TALL_SLOTS=32)
+compile(active_steps.step, PARTS=4096, SLOTS=256, PLACES=32, TALL_PARTS=1, TALL_SLOTS=8)
 """
 
 

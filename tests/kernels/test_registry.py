@@ -170,6 +170,17 @@ def problems() -> Inputs:
         yield scores, structure.bind(scores), problem, 1e-9, 200
 
 
+def problems_with_atoms() -> Inputs:
+    for structure in (sp.Tree(4), sp.Matching(3, 4), sp.Groups(3, 2), sp.Tree(4, True, lengths=[3, 4])):
+        scores = normal(2, *structure.score_shape, seed=3, dtype=torch.float64)
+        scores[:, 0, 1] = -torch.inf
+        linear, weight = structure.quadratic(structure.bind(scores).flat)
+        is_forbidden, rows = linear == -torch.inf, structure.bind(scores)
+        linear = linear.masked_fill(is_forbidden, 0.0)
+        problem = Quadratic(rows.structure, scores, linear, weight, is_forbidden)
+        yield linear, problem, rows.argmax(), 1e-12, 200
+
+
 def images() -> Inputs:
     x = torch.randint(0, 30, (2, 48), generator=torch.Generator().manual_seed(0), dtype=torch.uint8).to(DEVICE)
     for needs in ((False, False), (True, False), (False, True), (True, True)):
@@ -203,6 +214,7 @@ INPUTS: dict[str, Callable[[], Inputs]] = {
     "split_bits": scores_to_split,
     "split_bits_backward": split_gradients,
     "active_set_of_bits": problems,
+    "active_set_steps": problems_with_atoms,
     "pixel_log_likelihood": images,
     "scalar_map": numbers,
     "scalar_map_backward": number_gradients,
