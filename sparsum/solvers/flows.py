@@ -24,6 +24,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sparsum import kernels
+
 #: The largest error of the equations, in probability, of a solution.
 _TOLERANCE = 1e-12
 #: Rows that take more steps are left to the active set.
@@ -36,6 +38,21 @@ _FAR = 100.0
 _OVERSHOOT, _MAX_CUTS = 0.7, 12
 
 
+def _are_few_tags(_linear: Tensor, _weight: Tensor, shape: tuple[int, int], _lengths: Tensor) -> bool:
+    """At most `MOST_TAGS` tags."""
+    from sparsum.kernels.flows import MOST_TAGS
+
+    return shape[1] <= MOST_TAGS
+
+
+def _in_one_launch(linear: Tensor, weight: Tensor, shape: tuple[int, int], lengths: Tensor) -> tuple[Tensor, Tensor]:
+    from sparsum.kernels.flows import newton
+
+    start = torch.cat([_centred(part).flatten(1) for part in _split(linear, shape)], -1)
+    return newton(start, 1 / weight, shape, lengths.contiguous(), MAX_STEPS)
+
+
+@kernels.operation("flow_mean", kernel=_in_one_launch, takes=_are_few_tags)
 def flow_mean(
     linear: Tensor,  # shape: (n_rows, n_parts), of all tags and then all transitions; -inf for forbidden parts and padding
     weight: Tensor,  # shape: (n_parts,)
@@ -63,18 +80,12 @@ class _Rows:
     def __init__(self, linear: Tensor, weight: Tensor, shape: tuple[int, int], lengths: Tensor) -> None:
         self.shape, self.inverse = shape, 1 / weight
         #: The linear term plus the multipliers of each part, whose positive entries are w times the mean.
-        self.values = torch.cat([_centred(part).flatten(1) for part in self._split(linear)], -1)
+        self.values = torch.cat([_centred(part).flatten(1) for part in _split(linear, shape)], -1)
         self.ids = torch.arange(len(linear), device=linear.device)
         self.error = torch.full_like(linear[:, 0], torch.inf)
         places = torch.arange(shape[0], device=linear.device)
         #: Which positions have a next one, and so an alpha: (n_rows, length, 1).
         self.has_next = (places < lengths.unsqueeze(-1) - 1).unsqueeze(-1)
-
-    def _split(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """Tags, (n_rows, length, n_tags), and transitions, (n_rows, length - 1, n_tags, n_tags)."""
-        length, n = self.shape
-        tags, transitions = flat.split([length * n, (length - 1) * n * n], -1)
-        return tags.unflatten(-1, (length, n)), transitions.reshape(len(flat), length - 1, n, n)
 
     def keep(self, rows: Tensor) -> None:
         """Remove all other rows."""
@@ -84,7 +95,7 @@ class _Rows:
     def measure(self) -> Tensor:
         """Compute the parts and the errors of the equations of alpha and beta; returns which rows are done."""
         self.parts = self.values.clamp_min(0) * self.inverse
-        tags, transitions = self._split(self.parts)
+        tags, transitions = _split(self.parts, self.shape)
         self.after = (tags - _padded(transitions.sum(-1), last=1)) * self.has_next
         self.before = _collapsed(tags - _padded(transitions.sum(-2), first=1))
         self.before[:, 0, 0] -= 1
@@ -104,7 +115,7 @@ class _Rows:
     def _direction(self) -> tuple[Tensor, Tensor]:
         """The changes of alpha and beta: (n_rows, length, n_tags) each; beta_0 is repeated for all tags."""
         ridge = (_RIDGE * self.error.clamp_max(1)).clamp_min(_LEAST_RIDGE)[:, None, None]
-        p, q = self._split((self.values > 0) * self.inverse)
+        p, q = _split((self.values > 0) * self.inverse, self.shape)
         # The Hessian has `diagonal` for alpha, `coupling` for alpha_i with beta_i, and q for alpha_i with beta_{i+1}.
         coupling = p * self.has_next
         diagonal = torch.where(self.has_next, p + _padded(q.sum(-1), last=1) + ridge, 1.0)
@@ -167,6 +178,13 @@ def solve_chain(
         column = torch.baddbmm(halves.pop(), sides.pop(), solved[-1], alpha=-1)
         solved.append(torch.linalg.solve_triangular(lowers.pop().mT, column, upper=True))
     return torch.cat(solved[::-1], -1).mT
+
+
+def _split(flat: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Tags, (n_rows, length, n_tags), and transitions, (n_rows, length - 1, n_tags, n_tags)."""
+    length, n = shape
+    tags, transitions = flat.split([length * n, (length - 1) * n * n], -1)
+    return tags.unflatten(-1, (length, n)), transitions.reshape(len(flat), length - 1, n, n)
 
 
 def _centred(

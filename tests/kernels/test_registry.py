@@ -170,6 +170,19 @@ def problems() -> Inputs:
         yield scores, structure.bind(scores), problem, 1e-9, 200
 
 
+def flows() -> Inputs:
+    for shape, lengths in (((1, 3), [1, 1]), ((3, 3), [3, 3]), ((4, 2), [2, 4])):
+        length, n = shape
+        structure = sp.Sequence(length, n, lengths=torch.tensor(lengths, device=DEVICE))
+        tags, transitions = normal(2, length, n, dtype=torch.float64), normal(2, length - 1, n, n, dtype=torch.float64)
+        linear = structure.bind((tags, transitions)).flat
+        linear = linear.masked_fill((linear > 1.5) & (normal(*linear.shape, seed=2) > 1), -torch.inf)
+        weight = 1 + normal(linear.shape[1], seed=5, dtype=torch.float64).square()
+        for i in range(length):  # padding has no parts
+            linear[:, i * n : (i + 1) * n][structure.lengths <= i] = -torch.inf
+        yield linear, weight, shape, structure.lengths
+
+
 def problems_with_atoms() -> Inputs:
     for structure in (sp.Tree(4), sp.Matching(3, 4), sp.Groups(3, 2), sp.Tree(4, True, lengths=[3, 4])):
         scores = normal(2, *structure.score_shape, seed=3, dtype=torch.float64)
@@ -215,6 +228,7 @@ INPUTS: dict[str, Callable[[], Inputs]] = {
     "split_bits_backward": split_gradients,
     "active_set_of_bits": problems,
     "active_set_steps": problems_with_atoms,
+    "flow_mean": flows,
     "pixel_log_likelihood": images,
     "scalar_map": numbers,
     "scalar_map_backward": number_gradients,
@@ -222,6 +236,7 @@ INPUTS: dict[str, Callable[[], Inputs]] = {
 #: The part of a result that has to be the same, where not all has: the kernel divides an image into several parts.
 COMPARED: dict[str, Callable[[Any], Any]] = {
     "active_set_of_bits": lambda result: result[1],
+    "flow_mean": lambda result: result[0],
     "pixel_log_likelihood": lambda result: (*result[:2], None if result[2] is None else result[2].sum(0)),
 }
 
