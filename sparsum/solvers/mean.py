@@ -13,6 +13,7 @@ from sparsum.solvers.active_set import ActiveSet
 from sparsum.solvers.flows import flow_mean
 from sparsum.solvers.rounding import GRID, centred
 from sparsum.structures import AbstractStructure, BoundScores, Scores
+from sparsum.structures.pulling import Decomposition
 from sparsum.structures.scores import flatten, unflatten
 
 #: Larger scores have larger rounding errors.
@@ -29,6 +30,7 @@ class Mean:
     gap: Tensor  # shape: (n_rows,)
     is_solved: Tensor  # shape: (n_rows,)
     steps: Tensor  # shape: (n_rows,)
+    split: Decomposition | None = None  # of these vectors by pulling, if it is known
 
     @classmethod
     def by_active_set(cls, bound: BoundScores, solver: ActiveSet) -> Mean:
@@ -44,7 +46,7 @@ class Mean:
         return cls(vector, steps.double(), steps == 0, steps)
 
     def replaced(self, rows: Tensor, others: Mean) -> Mean:
-        """With some rows replaced."""
+        """With some rows replaced, and no split."""
         pairs = [(self.vector, others.vector), (self.gap, others.gap), (self.is_solved, others.is_solved)]
         pairs.append((self.steps, self.steps[rows] + others.steps))
         return Mean(*(mine.index_copy(0, rows, new) for mine, new in pairs))
@@ -57,16 +59,17 @@ def find_mean(bound: BoundScores, solver: ActiveSet) -> Mean:
     lengths = structure.flow_lengths(bound.n_rows, bound.device)
     if lengths is None and not has_closed_form:
         return Mean.by_active_set(bound, solver)
-    if bool((is_bad := bound.is_unusable).any()):
-        bound.raise_bad(is_bad)
-    if bool((is_bad := bound.score(bound.argmax(), bound.row(1)) == -torch.inf).any()):
+    is_bad = bound.is_unusable | (bound.score(bound.argmax(), bound.row(1)) == -torch.inf)
+    if bool(is_bad.any()):
         bound.raise_bad(is_bad)
     if (vector := structure.closest(bound.scores)) is not None:
         return Mean.closed_form(vector)
     assert lengths is not None
-    if _is_sparse(bound, solver):
+    linear, weight = _flow_problem(bound, lengths)
+    problem = (linear, weight, structure.score_shape, lengths)
+    if not flow_mean.serves(*problem) and _is_sparse(bound, solver):
         return Mean.by_active_set(bound, solver)
-    mean = _by_newton(bound, lengths, solver.tolerance)
+    mean = _by_newton(bound, *problem, solver.tolerance)
     rows = (~mean.is_solved).nonzero().squeeze(-1)
     return mean.replaced(rows, Mean.by_active_set(bound.select(rows), solver)) if len(rows) else mean
 
@@ -78,27 +81,33 @@ def _is_sparse(bound: BoundScores, solver: ActiveSet) -> bool:
     return bool(solution.is_solved.double().mean() >= 0.5)
 
 
-def _by_newton(bound: BoundScores, lengths: Tensor, tolerance: float) -> Mean:
-    """Flows, certified by the oracle; rows with large scores, where rounding errors matter, are left to the active set."""
-    structure = bound.structure
-    length, n_choices = structure.score_shape
-    linear, weight = structure.quadratic(centred(bound))
+def _flow_problem(bound: BoundScores, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """The linear terms, with -inf for forbidden parts and padding, and the weights."""
+    length, n_choices = bound.structure.score_shape
+    linear, weight = bound.structure.quadratic(centred(bound))
     place = torch.arange(length, device=linear.device)
     is_padding = (place >= lengths.unsqueeze(-1)).unsqueeze(-1)
     parts = [is_padding.expand(-1, -1, n_choices), is_padding[:, 1:].expand(-1, -1, n_choices**2)]
-    linear = linear.masked_fill(torch.cat([part.flatten(1) for part in parts], -1), -torch.inf)
+    return linear.masked_fill(torch.cat([part.flatten(1) for part in parts], -1), -torch.inf), weight
+
+
+def _by_newton(
+    bound: BoundScores, linear: Tensor, weight: Tensor, shape: tuple[int, int], lengths: Tensor, tolerance: float
+) -> Mean:
+    """Flows, certified by the oracle; rows with large scores, where rounding errors matter, are left to the active set.
+
+    Flows whose equations have no error are the mean of the sequences that they consist of: the mean comes with its split.
+    """
+    structure = bound.structure
     is_allowed = linear > -torch.inf
-    vector, steps = flow_mean(linear, weight, (length, n_choices), lengths)
+    vector, steps = flow_mean(linear, weight, shape, lengths)
     is_found = vector.isfinite().all(-1) & (torch.where(is_allowed, linear, 0.0).abs().amax(-1) <= _MODERATE)
-    vector = _feasible(structure, torch.where(is_found.unsqueeze(-1), vector, 0.0), bound.scores)
+    vector = torch.where(is_found.unsqueeze(-1), vector, 0.0)
+    split = structure.pull(unflatten(vector, like=bound.scores))
+    vector = flatten(structure.marginals(split.atoms, split.weights, Segments.from_row(split.row, len(vector))))
     residual = linear - weight * vector
     best = flatten(structure.vectors(structure.argmax(unflatten(residual, like=bound.scores)))).to(vector.dtype)
     gap = torch.where(is_allowed, (best - vector) * residual, 0.0).sum(-1)
     resolution = GRID * (best - vector).abs().sum(-1)
-    return Mean(vector, gap.clamp_min(0), is_found & (gap <= resolution.clamp_min(tolerance)), steps)
-
-
-def _feasible(structure: AbstractStructure, vector: Tensor, form: Scores) -> Tensor:
-    """The mean of the sequences that flows consist of: flows whose equations have no error."""
-    split = structure.pull(unflatten(vector, like=form))
-    return flatten(structure.marginals(split.atoms, split.weights, Segments.from_row(split.row, len(vector))))
+    is_solved = is_found & (gap <= resolution.clamp_min(tolerance))
+    return Mean(vector, gap.clamp_min(0), is_solved, steps, split)

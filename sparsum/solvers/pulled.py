@@ -86,7 +86,9 @@ class Pulled(AbstractSolver):
         with torch.no_grad():
             rows, solver = bound.with_flat(flat.detach()), self._active_set()
             mean = find_mean(rows, solver)
-            if structure.can_pull:
+            if mean.split is not None:
+                split = mean.split
+            elif structure.can_pull:
                 split = structure.pull(unflatten(mean.vector, like=rows.scores))
             else:
                 split = Rays(rows, weight, solver).split(mean.vector)

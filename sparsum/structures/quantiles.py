@@ -22,15 +22,18 @@ def pull_chain(
     """Split the mean vectors of sequences; see the module's description."""
     n_rows, length, n_tags = tags.shape
     widths, tag = tags.new_ones(n_rows, 1), torch.zeros(n_rows, 1, dtype=torch.int64, device=tags.device)
+    # How much of each tag each next tag gets. Without transitions, and at the first position, the same tags follow all.
+    first, others = tags[:, :1].unsqueeze(2), tags[:, 1:].unsqueeze(2) if transitions is None else transitions
+    most = _most_cells(first, others)
+    bounds = _bounds(first) + _bounds(others)
     cells: list[tuple[Tensor, Tensor]] = []  # for each position, the cell before and the tag of each cell: (n_rows, n_cells)
     for i in range(length):
-        # Without transitions, and at the first position, the same tags follow everywhere.
-        shares = tags[:, i].unsqueeze(1) if i == 0 or transitions is None else transitions[:, i - 1]
-        overlap = _overlap(widths, tag if shares.shape[1] > 1 else torch.zeros_like(tag), shares)
+        starts, ends = bounds[i]
+        overlap = _overlap(widths, tag if ends.shape[1] > 1 else torch.zeros_like(tag), starts, ends)
         if is_padding is not None:  # tag 0 in each cell
             whole = torch.nn.functional.pad(widths.unsqueeze(-1), (0, n_tags - 1))
             overlap = torch.where(is_padding[:, i, None, None], whole, overlap)
-        widths, index = _compressed(overlap.flatten(1))
+        widths, index = _compressed(overlap.flatten(1), most[i])
         tag = index % n_tags
         cells.append((index // n_tags, tag))
     atoms = _traced(cells)
@@ -38,32 +41,48 @@ def pull_chain(
     return Decomposition.of(atoms.flatten(0, 1), widths.flatten(), row, n_rows)
 
 
+def _most_cells(first: Tensor, others: Tensor) -> list[int]:
+    """The largest number of cells at each position; reads all at once.
+
+    A tag with k cells, followed by m tags, is cut into at most k + m - 1 cells.
+    """
+    counts = [(shares > ZERO / 2).sum(-1).sub_(1).clamp_min_(0).sum(-1) for shares in (first, others)]
+    n_cells = 1 + torch.cat(counts, -1).cumsum(-1)  # shape: (n_rows, length)
+    most: list[int] = n_cells.amax(0).tolist() if len(n_cells) else [1] * n_cells.shape[1]
+    return most
+
+
+def _bounds(
+    shares: Tensor,  # shape: (n_rows, n_positions, n_tags, n_next)
+) -> list[tuple[Tensor, Tensor]]:
+    """For each position, where the share of each next tag starts and ends: (n_rows, n_tags, n_next) each."""
+    ends = shares.cumsum(-1)
+    starts = torch.nn.functional.pad(ends[..., :-1], (1, 0))
+    return list(zip(starts.unbind(1), ends.unbind(1), strict=True))
+
+
 def _overlap(
     widths: Tensor,  # shape: (n_rows, n_cells), of consecutive cells of the interval
     tag: Tensor,  # shape: (n_rows, n_cells)
-    shares: Tensor,  # shape: (n_rows, n_tags, n_next), how much of each tag each next tag gets
+    starts: Tensor,  # shape: (n_rows, n_tags, n_next), where the share of each tag that each next tag gets starts
+    ends: Tensor,  # shape: (n_rows, n_tags, n_next), and where it ends
 ) -> Tensor:
     """How much of each cell each next tag gets: (n_rows, n_cells, n_next)."""
     n_rows, n_cells = widths.shape
-    filled = (
-        widths.new_zeros(n_rows, n_cells, shares.shape[1]).scatter_(2, tag.unsqueeze(-1), widths.unsqueeze(-1)).cumsum(1)
-    )
+    filled = widths.new_zeros(n_rows, n_cells, ends.shape[1]).scatter_(2, tag.unsqueeze(-1), widths.unsqueeze(-1)).cumsum(1)
     end = filled.gather(2, tag.unsqueeze(-1))
-    ends = shares.cumsum(-1)
-    starts = torch.nn.functional.pad(ends[..., :-1], (1, 0))
-    index = tag.unsqueeze(-1).expand(n_rows, n_cells, shares.shape[2])
+    index = tag.unsqueeze(-1).expand(n_rows, n_cells, ends.shape[2])
     upper = torch.minimum(end, ends.gather(1, index))
     return upper - torch.maximum(end - widths.unsqueeze(-1), starts.gather(1, index))
 
 
 def _compressed(
     widths: Tensor,  # shape: (n_rows, n)
+    n_kept: int,
 ) -> tuple[Tensor, Tensor]:
-    """The positive widths of each row, padded with 0, and their indices: (n_rows, n_kept) each."""
+    """The positive widths of each row, at most ``n_kept``, padded with 0, and their indices: (n_rows, n_kept) each."""
     is_kept = widths > ZERO
-    count = is_kept.cumsum(-1)
-    n_kept = max(int(count[:, -1].amax()), 1) if len(widths) else 1  # a row of zeros has no cells
-    slot = torch.where(is_kept, count - 1, n_kept)
+    slot = torch.where(is_kept, is_kept.cumsum(-1) - 1, n_kept).clamp_max_(n_kept)
     places = torch.arange(widths.shape[1], device=widths.device).expand_as(slot)
     index = torch.zeros(len(widths), n_kept + 1, dtype=torch.int64, device=widths.device).scatter_(1, slot, places)
     return widths.new_zeros(index.shape).scatter_(1, slot, widths)[:, :-1], index[:, :-1]
