@@ -34,8 +34,8 @@ def _first(is_chosen, index, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def match(scores, lengths, columns, row_duals, column_duals, n, m, BLOCK: tl.constexpr):
-    """The columns of the best matching, or -1 if there is none, and the dual variables.
+def match(scores, lengths, columns, row_duals, column_duals, is_found, n, m, BLOCK: tl.constexpr):
+    """The columns of the best matching, and the dual variables; if there is none, each row has the column of its number.
 
     All that belongs to matched rows is kept at their columns, so that an index never has to be looked up across lanes.
     """
@@ -47,6 +47,11 @@ def match(scores, lengths, columns, row_duals, column_duals, n, m, BLOCK: tl.con
     row_of = tl.full([BLOCK], -1, tl.int32)
     row_dual, column_dual = tl.zeros([BLOCK], tl.float64), tl.zeros([BLOCK], tl.float64)
     new, is_possible = length * 0, length > 0
+    while new < length:
+        row = tl.load(scores + new * m + column, mask=is_column, other=float("-inf"))
+        is_possible = is_possible & (tl.min((row < float("inf")).to(tl.int32), 0) > 0)  # neither NaN nor +inf
+        new += 1
+    new = length * 0
     while is_possible & (new < length):
         distance, is_seen = tl.full([BLOCK], float("inf"), tl.float64), ~is_column
         previous = tl.full([BLOCK], -1, tl.int32)
@@ -80,8 +85,8 @@ def match(scores, lengths, columns, row_duals, column_duals, n, m, BLOCK: tl.con
                 row_of, row_dual = tl.where(column == place, moved, row_of), tl.where(column == place, dual, row_dual)
                 place = left
         new += 1
-    position = tl.where(column >= tl.where(is_possible, length, n), 0, -1)
-    tl.store(columns + example * n + column, position.to(tl.int64), mask=column < n)
+    tl.store(columns + example * n + column, tl.where(column < length, column, 0).to(tl.int64), mask=column < n)
+    tl.store(is_found + example, is_possible.to(tl.int32))
     tl.debug_barrier()  # before the same addresses are written by other lanes
     is_matched = row_of >= tl.where(is_possible, 0, n)
     tl.store(columns + example * n + row_of, column.to(tl.int64), mask=is_matched)
@@ -92,19 +97,25 @@ def match(scores, lengths, columns, row_duals, column_duals, n, m, BLOCK: tl.con
 def best(
     scores: Tensor,  # shape: (n_rows, n, m), float64, finite or -inf
     lengths: Tensor,  # shape: (n_rows,), int64, from 1 to n
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The columns of the best matching, (n_rows, n), and the dual variables of rows, (n_rows, n), and columns, (n_rows, m).
 
-    An example of length l uses the first l rows and the first l + m - n columns; its other columns are 0. If all matchings
-    are forbidden, all columns are -1. Costs are negative scores: they are at least the sum of their dual variables, and the
-    costs of the matching are equal to it.
+    An example of length l uses the first l rows and the first l + m - n columns; its other columns are 0. Costs are negative
+    scores: they are at least the sum of their dual variables, and the costs of the matching are equal to it.
+
+    Returns:
+        The columns, the dual variables, and whether there is a best matching, (n_rows,). If there is none, because all are
+        forbidden or a score is NaN or +inf, each row has the column of its number.
     """
     n_rows, n, m = scores.shape
     columns = torch.empty(n_rows, n, dtype=torch.int64, device=scores.device)
-    duals = scores.new_zeros(n_rows, n), scores.new_zeros(n_rows, m)
+    is_found = torch.empty(n_rows, dtype=torch.int32, device=scores.device)
+    duals = scores.new_zeros(n_rows * (n + m)).split([n_rows * n, n_rows * m])
     if n_rows:
         block = max(32, triton.next_power_of_2(m))
         unwrapped(match)[(n_rows,)](
-            *(scores.contiguous(), lengths, columns, *duals, n, m), BLOCK=block, num_warps=1 if block <= 128 else 4
+            *(scores.contiguous(), lengths, columns, *duals, is_found, n, m),
+            BLOCK=block,
+            num_warps=1 if block <= 128 else 4,
         )
-    return columns, *duals
+    return columns, duals[0].view(n_rows, n), duals[1].view(n_rows, m), is_found > 0

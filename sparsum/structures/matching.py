@@ -12,7 +12,7 @@ from torch import Tensor
 from sparsum import kernels
 from sparsum.arguments import check_int
 from sparsum.structures.pulling import Facets
-from sparsum.structures.sized import AbstractSized
+from sparsum.structures.sized import AbstractSized, full_lengths
 from sparsum.tensors import tensor_cache
 
 
@@ -110,14 +110,8 @@ def _are_few_columns(scores: Tensor, _lengths: Tensor | None) -> bool:
 def _best_in_one_launch(scores: Tensor, lengths: Tensor | None) -> Tensor:
     from sparsum.kernels import assignment
 
-    n_rows, n, _ = scores.shape
-    if lengths is None:
-        lengths = torch.full((n_rows,), n, device=scores.device)
-    # Without a best matching, because of NaN or +inf, or because all are forbidden, each row gets the column of its number.
-    is_bad = ~(scores < torch.inf).flatten(1).all(-1)
-    columns, *_ = assignment.best(scores.masked_fill(is_bad[:, None, None], -torch.inf), lengths)
-    position = torch.arange(n, device=scores.device)
-    return torch.where(columns < 0, torch.where(position < lengths.unsqueeze(-1), position, 0), columns)
+    lengths = full_lengths(len(scores), scores.shape[1], scores.device) if lengths is None else lengths
+    return assignment.best(scores, lengths)[0]
 
 
 @kernels.operation("best_matching", kernel=_best_in_one_launch, takes=_are_few_columns)

@@ -31,7 +31,7 @@ NEGLIGIBLE = 1e-12
 STUCK = 1e-10
 #: Directions are integers below this power of 2: their sums are exact, and different assignments have different sums.
 _DIRECTION_BITS = 24
-#: The number of steps between searches for facets that are not listed.
+#: The number of steps between searches for facets that are not listed, and on a GPU between looks at what is left.
 _BLOCK = 8
 
 
@@ -93,11 +93,10 @@ def direction(n_parts: int, device: torch.device) -> Tensor:
 def pull(structure: AbstractStructure, mean: Scores, facets: Facets) -> Decomposition:
     """Split the mean vectors of all rows, (n_rows, *score_shape), into assignments of a structure with 0/1 vectors."""
     rows = _Rows(structure, mean, facets)
+    # On a GPU, looking which rows are done costs more than a few steps in vain, which take nothing.
+    pace = _BLOCK if rows.left.is_cuda else 1
     while len(rows.ids) or not rows.taken:  # without rows, one step determines the shape of atoms
-        if facets.is_complete:
-            rows.remove(rows.step())
-        else:
-            rows.remove(rows.steps())
+        rows.remove(rows.steps(pace) if facets.is_complete else rows.checked_steps())
     atoms, weights, row = (torch.cat(tensors) for tensors in zip(*rows.taken, strict=True))
     return Decomposition.of(atoms, weights, row, len(flatten(mean)))
 
@@ -132,6 +131,8 @@ class _Rows:
 
     def _values(self, vectors: Tensor) -> Tensor:
         """The products of vectors, (n_rows, n_parts), with the normals of all facets: (n_rows, n_facets)."""
+        if not self.own.shape[1]:
+            return vectors @ self.shared.T
         own = torch.bmm(self.own, vectors.unsqueeze(-1)).squeeze(-1)
         return torch.cat([vectors @ self.shared.T, own], -1)
 
@@ -139,30 +140,40 @@ class _Rows:
         """Take the largest possible multiple of a vertex from each row; returns which rows are done."""
         atoms = self._vertices()
         vectors = flatten(self.structure.vectors(atoms)).to(self.left.dtype)
-        rate = self._values(vectors) - self.levels
-        until_hit = torch.where(rate > 0.5, self.slack / rate, torch.inf)
-        step = torch.cat([torch.where(vectors > 0, self.left, torch.inf), until_hit], -1).amin(-1)
+        step = torch.where(vectors > 0, self.left, torch.inf).amin(-1)
+        if self.slack.shape[1]:
+            rate = self._values(vectors) - self.levels
+            step = torch.minimum(step, torch.where(rate > 0.5, self.slack / rate, torch.inf).amin(-1))
+            self.slack = _shrunk(self.slack, step, rate)
         self.taken.append((atoms, step, self.ids))
-        self.mass = self.mass - step
-        self.left, self.slack = (_shrunk(old, step, by) for old, by in ((self.left, vectors), (self.slack, rate)))
+        self.mass, self.left = self.mass - step, _shrunk(self.left, step, vectors)
         return (self.mass <= NEGLIGIBLE) | (step <= 0)
 
     def _vertices(self) -> Tensor:
         """The best vertex of each row's face: one that uses no part that is not left, and attains all tight facets."""
-        is_tight, n_shared = (self.slack <= 0).to(self.left.dtype), len(self.shared)
-        normals = is_tight[:, :n_shared] @ self.shared
-        normals = normals + torch.bmm(is_tight[:, None, n_shared:], self.own).squeeze(1)
-        scores = torch.where(self.left > 0, self.direction - self.penalty * normals, -torch.inf)
+        scores = self.direction
+        if self.slack.shape[1]:
+            is_tight, n_shared = (self.slack <= 0).to(self.left.dtype), len(self.shared)
+            normals = is_tight[:, :n_shared] @ self.shared
+            if self.own.shape[1]:
+                normals = normals + torch.bmm(is_tight[:, None, n_shared:], self.own).squeeze(1)
+            scores = scores - self.penalty * normals
+        scores = torch.where(self.left > 0, scores, -torch.inf)
         return self.structure.argmax(unflatten(scores, like=self.form))
 
-    def steps(self) -> Tensor:
+    def steps(self, n: int) -> Tensor:
+        """Take several steps, at least one; returns which rows are done."""
+        for _ in range(n):
+            is_done = self.step()
+        return is_done
+
+    def checked_steps(self) -> Tensor:
         """Take several vertices; a row that left the polytope, because a facet is not listed, returns with this facet.
 
         A row of which nothing is left never needed others: what is left after a step is the sum of the vertices that follow.
         """
         left, mass, first = self.left, self.mass, len(self.taken)
-        for _ in range(_BLOCK):
-            is_done = self.step()
+        is_done = self.steps(_BLOCK)
         rows = (self.mass > NEGLIGIBLE).nonzero().squeeze(-1)
         points = self.left[rows] / self.mass[rows].unsqueeze(-1)
         found = self.structure.select(rows).violated(unflatten(points, like=self.form))

@@ -16,6 +16,7 @@ from sparsum.segments import Segments
 from sparsum.structures.abstract import AbstractStructure
 from sparsum.structures.lawler import kbest
 from sparsum.structures.scores import BoundScores, Scores
+from sparsum.tensors import tensor_cache
 
 
 @dataclass(frozen=True)
@@ -222,6 +223,12 @@ class AbstractSized(AbstractStructure):
         for name, value in changes.items():
             object.__setattr__(changed, name, value)
         return changed
+
+
+@tensor_cache
+def full_lengths(n_rows: int, length: int, device: torch.device) -> Tensor:
+    """The same length for all rows: (n_rows,)."""
+    return torch.full((n_rows,), length, device=device)
 
 
 def _as_tensor(lengths: Sequence[Any]) -> Tensor:

@@ -13,7 +13,7 @@ from sparsum.arguments import check_bool, check_int
 from sparsum.structures.arborescence import best_heads
 from sparsum.structures.cuts import common_cuts, violated_cuts
 from sparsum.structures.pulling import Facets, Violated
-from sparsum.structures.sized import AbstractSized
+from sparsum.structures.sized import AbstractSized, full_lengths
 from sparsum.structures.spanning import is_tree, log_sum_of_heads, sample_heads
 
 
@@ -129,8 +129,7 @@ def _are_few_words(scores: Tensor, *_: object) -> bool:
 def _best_in_one_launch(scores: Tensor, lengths: Tensor | None, single_root: bool) -> Tensor:
     from sparsum.kernels import arborescence
 
-    if lengths is None:
-        lengths = torch.full((len(scores),), scores.shape[-1], device=scores.device)
+    lengths = full_lengths(*scores.shape[:2], scores.device) if lengths is None else lengths
     return arborescence.best(scores, lengths, single_root=single_root)
 
 

@@ -23,8 +23,7 @@ def check_certified(scores: Tensor) -> int:
     from sparsum.kernels import assignment
 
     n_rows, n, _ = scores.shape
-    columns, row_duals, column_duals = assignment.best(scores, torch.full((n_rows,), n, device=DEVICE))
-    is_found = (columns >= 0).all(-1)
+    columns, row_duals, column_duals, is_found = assignment.best(scores, torch.full((n_rows,), n, device=DEVICE))
     for matrix, is_possible in zip(scores.cpu().numpy(), is_found.tolist(), strict=True):
         try:
             linear_sum_assignment(matrix, maximize=True)
