@@ -350,8 +350,7 @@ def pack(
     rows = words.new_empty(n_atoms, dtype=torch.int64)
     block = max(16, triton.next_power_of_2(n))
     tall = min(_TILE.value // block, triton.next_power_of_2(n + 1))
-    # The number of atoms differs between calls, so caching the launch would not help.
-    _pack[(n_rows + 1, -(-(n + 1) // tall))](
+    unwrapped(_pack)[(n_rows + 1, -(-(n + 1) // tall))](
         words, probs, slots, ends, atoms, packed, rows, n_rows, n, n_atoms, BLOCK=block, TALL=tall, num_warps=4
     )
     return atoms, packed, rows

@@ -87,10 +87,9 @@ def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) ->
     """``kernel[grid](*args, **constants)``, where the first of ``args`` is a tensor on the current device.
 
     Returns:
-        A function that launches the kernel with other tensors and the same numbers, None if the kernel is interpreted.
+        A function that launches the kernel with other tensors and numbers of the same kinds, None if it is interpreted.
     """
-    # Triton specializes on dtypes, alignment and some properties of the numbers; the key contains all numbers.
-    seen = [(arg.dtype, arg.data_ptr() % _ALIGNMENT) if isinstance(arg, Tensor) else arg for arg in args]
+    seen = [(arg.dtype, arg.data_ptr() % _ALIGNMENT) if isinstance(arg, Tensor) else _kind_of(arg) for arg in args]
     key = (id(kernel), args[0].get_device(), *seen, *constants.values())
     start = _remembered.get(key)
     if start is not None:
@@ -104,6 +103,13 @@ def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) ->
     start = _starter(compiled, tuple(constants[name] for name in kernel.arg_names[len(args) :]), args[0].get_device())
     _remembered[key] = start
     return start
+
+
+def _kind_of(number: Any) -> Any:
+    """What Triton specializes on: whether an int is 1, whether it is divisible by 16, and whether it needs 64 bits."""
+    if not isinstance(number, int) or -1 <= number <= 1:
+        return number
+    return number % _ALIGNMENT == 0, -(2**31) <= number < 2**31
 
 
 def _starter(compiled: Any, constants: tuple[Any, ...], device: int) -> Callable[..., None]:

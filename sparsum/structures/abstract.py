@@ -180,15 +180,15 @@ class AbstractStructure(ABC):
         if not isinstance(scores, Tensor):
             raise TypeError(f"scores for {self!r} must be a torch.Tensor, got {type(scores).__name__}")
         check_floating("scores", scores)
-        if scores.ndim < self.score_ndim:
-            raise ValueError(
-                f"scores for {self!r} must have at least {self.score_ndim} dimension(s), got {tuple(scores.shape)}"
-            )
+        wanted: tuple[int, ...] | None = None
         with contextlib.suppress(TypeError):  # score_shape is optional
             wanted = tuple(self.score_shape)
-            if tuple(scores.shape[scores.ndim - len(wanted) :]) != wanted:
-                shape = ", ".join(["*batch", *map(str, wanted)])
-                raise ValueError(f"scores for {self!r} must have shape ({shape}), got {tuple(scores.shape)}")
+        n_dims = 1 if wanted is None else len(wanted)
+        if scores.ndim < n_dims:
+            raise ValueError(f"scores for {self!r} must have at least {n_dims} dimension(s), got {tuple(scores.shape)}")
+        if wanted is not None and scores.shape[scores.ndim - n_dims :] != wanted:
+            shape = ", ".join(["*batch", *map(str, wanted)])
+            raise ValueError(f"scores for {self!r} must have shape ({shape}), got {tuple(scores.shape)}")
 
     def bind(
         self,
