@@ -77,7 +77,7 @@ def step(
 
 def n_slots(n_parts: int) -> int:
     """The maximum number of atoms of a row: more than observed in practice, but not always n_parts + 1."""
-    return min(triton.next_power_of_2(n_parts + 2), 64 if n_parts <= 128 else 128 if n_parts <= 1024 else 256)
+    return min(int(triton.next_power_of_2(n_parts + 2)), 64 if n_parts <= 128 else 128 if n_parts <= 1024 else 256)
 
 
 @dataclass(frozen=True)

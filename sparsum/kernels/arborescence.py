@@ -2,7 +2,7 @@
 
 Each program handles one matrix, in the way of `sparsum.structures.arborescence`: a path grows from word to head, every node
 on it with its best edge, and where it ends in a cycle, the cycle becomes one node. What belongs to a word is in the lanes of
-words, what belongs to a node in those of nodes; the edges into each node are in memory, those from the root after the words'.
+words, what belongs to a node in those of nodes. The edges into each node are in memory: from all words, then from the root.
 
 References:
     - Finding optimum branchings (Tarjan, 1977), https://doi.org/10.1002/net.3230070103

@@ -46,8 +46,8 @@ class ActiveSet(AbstractSolver):
     and may change with arbitrarily small changes of the scores. So an expected loss is discontinuous, and its gradient is
     correct between the jumps; `Pulled` has none. Equal rows of scores give equal atoms, in any batch. The atoms are affinely
     independent (where w > 0), at most n_parts + 1 per row, in the order of their slots. All computations use float64. On a
-    GPU, one kernel runs all steps of `Bits`, `Budget` and `Subset`; for other structures the loop synchronizes with the
-    device every few steps.
+    GPU, one kernel runs all steps of `Bits`, `Budget` and `Subset`; for other 0/1 vectors a kernel does each step, beside
+    `argmax`, and the loop synchronizes with the device every few steps.
 
     The gradient is that of the probabilities on the returned atoms. It is the gradient of the optimum if these span the
     optimal face. With many bits the gap closes before they do (44 atoms for 87 fractional bits of 128): the gradient of the

@@ -12,7 +12,7 @@ from sparsum.segments import Segments
 from sparsum.solvers.active_set import ActiveSet
 from sparsum.solvers.flows import flow_mean
 from sparsum.solvers.rounding import GRID, centred
-from sparsum.structures import AbstractStructure, BoundScores, Scores
+from sparsum.structures import AbstractStructure, BoundScores
 from sparsum.structures.pulling import Decomposition
 from sparsum.structures.scores import flatten, unflatten
 
@@ -49,7 +49,8 @@ class Mean:
         """With some rows replaced, and no split."""
         pairs = [(self.vector, others.vector), (self.gap, others.gap), (self.is_solved, others.is_solved)]
         pairs.append((self.steps, self.steps[rows] + others.steps))
-        return Mean(*(mine.index_copy(0, rows, new) for mine, new in pairs))
+        vector, gap, is_solved, steps = (mine.index_copy(0, rows, new) for mine, new in pairs)
+        return Mean(vector, gap, is_solved, steps)
 
 
 def find_mean(bound: BoundScores, solver: ActiveSet) -> Mean:
@@ -65,8 +66,8 @@ def find_mean(bound: BoundScores, solver: ActiveSet) -> Mean:
     if (vector := structure.closest(bound.scores)) is not None:
         return Mean.closed_form(vector)
     assert lengths is not None
-    linear, weight = _flow_problem(bound, lengths)
-    problem = (linear, weight, structure.score_shape, lengths)
+    linear, weight, shape = _flow_problem(bound, lengths)
+    problem = (linear, weight, shape, lengths)
     if not flow_mean.serves(*problem) and _is_sparse(bound, solver):
         return Mean.by_active_set(bound, solver)
     mean = _by_newton(bound, *problem, solver.tolerance)
@@ -81,14 +82,14 @@ def _is_sparse(bound: BoundScores, solver: ActiveSet) -> bool:
     return bool(solution.is_solved.double().mean() >= 0.5)
 
 
-def _flow_problem(bound: BoundScores, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """The linear terms, with -inf for forbidden parts and padding, and the weights."""
+def _flow_problem(bound: BoundScores, lengths: Tensor) -> tuple[Tensor, Tensor, tuple[int, int]]:
+    """The linear terms, with -inf for forbidden parts and padding, the weights, and the shape."""
     length, n_choices = bound.structure.score_shape
     linear, weight = bound.structure.quadratic(centred(bound))
     place = torch.arange(length, device=linear.device)
     is_padding = (place >= lengths.unsqueeze(-1)).unsqueeze(-1)
     parts = [is_padding.expand(-1, -1, n_choices), is_padding[:, 1:].expand(-1, -1, n_choices**2)]
-    return linear.masked_fill(torch.cat([part.flatten(1) for part in parts], -1), -torch.inf), weight
+    return linear.masked_fill(torch.cat([part.flatten(1) for part in parts], -1), -torch.inf), weight, (length, n_choices)
 
 
 def _by_newton(

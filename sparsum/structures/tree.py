@@ -33,8 +33,8 @@ class Tree(AbstractSized):
     tensor([[1, 1, 1],
             [0, 0, 1]])
 
-    The Chu-Liu/Edmonds algorithm finds the best tree: on the CPU one matrix at a time, a tenth of a millisecond for 10 words;
-    on a GPU by a kernel, all matrices at once, up to 255 words. Among trees with the same score, which one is returned
+    The Chu-Liu/Edmonds algorithm finds the best tree: on the CPU one matrix at a time, in a tenth of a millisecond for 10
+    words; on a GPU by a kernel, all matrices at once, up to 255 words. Which of the trees with the same score is returned
     depends on the device. The k best trees take about k * n times as long.
 
     Args:
@@ -109,7 +109,10 @@ class Tree(AbstractSized):
         self,
         points: Tensor,  # shape: (n_rows, n, n)
     ) -> Violated:
-        """Sets of words with too few heads outside of them, by minimum cuts, one matrix at a time and on the CPU."""
+        """Sets of words with too few heads outside of them, by minimum cuts: one matrix at a time and on the CPU.
+
+        It is only called for more than 10 words: up to there, `facets` lists all sets.
+        """
         return violated_cuts(points, self.lengths)
 
     def _best(
@@ -129,7 +132,7 @@ def _are_few_words(scores: Tensor, *_: object) -> bool:
 def _best_in_one_launch(scores: Tensor, lengths: Tensor | None, single_root: bool) -> Tensor:
     from sparsum.kernels import arborescence
 
-    lengths = full_lengths(*scores.shape[:2], scores.device) if lengths is None else lengths
+    lengths = full_lengths(len(scores), scores.shape[1], scores.device) if lengths is None else lengths
     return arborescence.best(scores, lengths, single_root=single_root)
 
 

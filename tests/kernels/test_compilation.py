@@ -24,8 +24,9 @@ def compile(kernel, **constants):
     triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
 
 TYPES = {"alphas": "*fp64", "ids": "*i32", "scores": "*fp64", "row_duals": "*fp64", "column_duals": "*fp64"}
-TYPES |= {"lengths": "*i64", "columns": "*i64", "is_found": "*i32", "heads": "*i64", "edges": "*fp64", "found": "*i64", "atoms": "*i64", "vectors": "*i8"}
-TYPES |= {name: "*i32" for name in ("is_active", "counts")} | {"found_vectors": "*fp32"}
+TYPES |= {name: "*i64" for name in ("lengths", "columns", "heads", "found", "atoms")}
+TYPES |= {name: "*i32" for name in ("is_found", "is_active", "counts")}
+TYPES |= {"vectors": "*i8", "found_vectors": "*fp32", "edges": "*fp64"}
 TYPES |= {name: "*fp64" for name in ("linear", "weight", "limit", "origin", "mean", "target", "asked", "inverse", "lines")}
 POINTERS = {"x", "mask", "y", "probs", "grad", "out", "alpha_out", "peaks"}
 row = dict(HAS_MASK=True, IS_HALF=False, TOLERANCE=1e-6, IS_DOUBLE=False)
