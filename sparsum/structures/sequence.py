@@ -9,6 +9,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from sparsum import kernels
 from sparsum.arguments import check_bool, check_int
 from sparsum.segments import Segments
 from sparsum.structures.declarations import Potentials
@@ -290,6 +291,20 @@ class Sequence(AbstractSized):
         return (position * self.n_tags + atoms[:, :-1]) * self.n_tags + atoms[:, 1:]
 
 
+def _are_few_tags(unary: Tensor, _transition: Tensor) -> bool:
+    """At most `MOST_TAGS` tags."""
+    from sparsum.kernels.viterbi import MOST_TAGS
+
+    return unary.shape[-1] <= MOST_TAGS
+
+
+def _in_one_launch(unary: Tensor, transition: Tensor) -> Tensor:
+    from sparsum.kernels import viterbi
+
+    return viterbi.best_path(unary, transition)
+
+
+@kernels.operation("best_path", kernel=_in_one_launch, takes=_are_few_tags)
 def _best_path(
     unary: Tensor,  # shape: (n_rows, length, n_tags)
     transition: Tensor,  # shape: (n_rows, length - 1, n_tags, n_tags)

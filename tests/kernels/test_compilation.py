@@ -15,7 +15,7 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from sparsum.kernels import active_steps, any_alpha, arborescence, assignment, flows, simplex_groups, simplex_tile
+from sparsum.kernels import active_steps, any_alpha, arborescence, assignment, flows, simplex_groups, simplex_tile, viterbi
 
 def compile(kernel, **constants):
     def type_of(name):
@@ -42,6 +42,8 @@ compile(arborescence.span, SINGLE_ROOT=True, BLOCK=16)
 compile(arborescence.span, SINGLE_ROOT=False, BLOCK=256)
 TYPES["probs"] = "*fp64"
 TYPES |= {name: "*fp64" for name in ("values", "change", "errors", "gains")} | {"steps": "*i64"}
+TYPES |= {"unary": "*fp64", "transition": "*fp64", "before": "*i32", "path": "*i64"}
+compile(viterbi.follow, TAGS=16)
 compile(flows.minimise, TAGS=16, BLOCK=512)
 compile(active_steps.step, PARTS=128, SLOTS=64, PLACES=16, TALL_PARTS=16, TALL_SLOTS=32)
 compile(active_steps.step, PARTS=4096, SLOTS=256, PLACES=32, TALL_PARTS=1, TALL_SLOTS=8)

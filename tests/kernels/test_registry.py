@@ -134,6 +134,16 @@ def matrices() -> Inputs:
     yield normal(0, 2, 3, dtype=torch.float64), None
 
 
+def chains() -> Inputs:
+    for length, n in ((1, 3), (2, 1), (7, 5)):
+        yield normal(4, length, n, dtype=torch.float64), normal(4, length - 1, n, n, dtype=torch.float64)
+    unary, transition = normal(3, 5, 4, seed=1, dtype=torch.float64), normal(3, 4, 4, 4, seed=2, dtype=torch.float64)
+    unary[0, 2, 1:], transition[1, 1, :, 2], transition[2, 3] = -torch.inf, -torch.inf, -torch.inf
+    yield unary, transition
+    yield unary.round(), transition.round()  # ties
+    yield unary[:0], transition[:0]
+
+
 def trees() -> Inputs:
     for n in (1, 2, 5, 9):
         for single_root in (False, True):
@@ -224,6 +234,7 @@ INPUTS: dict[str, Callable[[], Inputs]] = {
     "best_bits": scores_of_best_bits,
     "best_matching": matrices,
     "best_tree": trees,
+    "best_path": chains,
     "split_bits": scores_to_split,
     "split_bits_backward": split_gradients,
     "active_set_of_bits": problems,
