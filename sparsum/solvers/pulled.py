@@ -15,11 +15,13 @@ from sparsum.solvers import kkt
 from sparsum.solvers.abstract import AbstractSolver, NotConverged, Solution
 from sparsum.solvers.active_set import ActiveSet
 from sparsum.solvers.mean import Mean, find_mean
-from sparsum.solvers.quadratic import unpack
 from sparsum.solvers.rays import Rays
 from sparsum.structures import AbstractStructure, BoundScores
 from sparsum.structures.pulling import STUCK, Decomposition
 from sparsum.structures.scores import flatten, unflatten
+
+#: With more parts, it is faster to use only those of each row.
+_FEW_PARTS = 256
 
 
 @dataclass(frozen=True)
@@ -93,12 +95,13 @@ class Pulled(AbstractSolver):
             else:
                 split = Rays(rows, weight, solver).split(mean.vector)
             mean = self._checked(mean, split)
-        probs = split.weights
+        probs, segments = split.weights, Segments.from_row(split.row, bound.n_rows)
         if flat.requires_grad or kernels.is_transformed():
-            probs = _differentiable(structure, split, linear.masked_fill(linear.detach() == -torch.inf, 0.0), weight)
+            probs = _differentiable(
+                structure, split, segments, linear.masked_fill(linear.detach() == -torch.inf, 0.0), weight
+            )
         # float16 would round the smallest probabilities to 0, and so drop their atoms.
         least = torch.finfo(bound.dtype).smallest_normal * torch.finfo(bound.dtype).eps
-        segments = Segments.from_row(split.row, bound.n_rows)
         max_steps = solver.most_steps(flat)
         return Solution(
             split.atoms, probs.to(bound.dtype).clamp_min(least), segments, mean.is_solved, mean.steps, mean.gap, max_steps
@@ -116,19 +119,25 @@ class Pulled(AbstractSolver):
 def _differentiable(
     structure: AbstractStructure,
     split: Decomposition,
+    segments: Segments,
     linear: Tensor,  # shape: (n_rows, n_parts), b
     weight: Tensor,  # shape: (n_parts,)
 ) -> Tensor:
     """The probabilities as a differentiable function of b, for constant atoms: (n_atoms,)."""
     with torch.no_grad():
-        atoms, _, is_filled = unpack(split.atoms, split.row, len(linear))
+        starts = segments.starts
+        n_slots = int(segments.lengths.max()) if len(linear) else 1
+        slot = torch.arange(n_slots, device=linear.device)
+        is_filled = slot < segments.lengths.unsqueeze(-1)
+        atoms = split.atoms[starts.unsqueeze(-1) + torch.where(is_filled, slot, 0)]
+        place = torch.arange(len(split.row), device=linear.device) - starts[split.row] + split.row * n_slots
         vectors, parts = _vectors(structure, atoms, linear.shape[-1])
         # Parts that all atoms share do not matter; without them, the matrix is well conditioned.
         vectors = (vectors - vectors[:, :1]) * is_filled.unsqueeze(-1)
         gram = kkt.lifted_gram(vectors * weight[parts].sqrt().unsqueeze(1), torch.ones_like(weight[:1]), is_filled)
         tangent = kkt.Tangent.factor(gram, is_filled)
     scores = kkt.multiply(vectors, linear.gather(1, parts))
-    return split.weights + tangent.solve(scores - scores.detach())[is_filled]
+    return split.weights + tangent.solve(scores - scores.detach()).flatten().index_select(0, place)
 
 
 def _vectors(
@@ -136,11 +145,11 @@ def _vectors(
     atoms: Tensor,  # shape: (n_rows, n_slots, *event_shape)
     n_parts: int,
 ) -> tuple[Tensor, Tensor]:
-    """The vectors of atoms, (n_rows, n_slots, n), of the parts that each row uses, (n_rows, n)."""
+    """The vectors of atoms, (n_rows, n_slots, n), of the parts that each row uses, (n_rows, n), or of all if they are few."""
     n_rows, n_slots = atoms.shape[:2]
     row = torch.arange(n_rows, device=atoms.device).repeat_interleave(n_slots, output_size=n_rows * n_slots)
     rows, flat = structure.select(row), atoms.flatten(0, 1)
-    used = rows.parts(flat)
+    used = rows.parts(flat) if n_parts > _FEW_PARTS else None
     if used is None:
         vectors = flatten(rows.vectors(flat)).double().reshape(n_rows, n_slots, n_parts)
         return vectors, torch.arange(n_parts, device=atoms.device).expand(n_rows, n_parts)

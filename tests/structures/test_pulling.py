@@ -88,6 +88,17 @@ def test_sets_of_many_words_are_found_when_they_are_needed(single_root: bool, n_
     check(structure, mean, found)
 
 
+@pytest.mark.parametrize("structure", [sp.Matching(5), sp.Matching(4, 6), sp.Tree(6)], ids=repr)
+def test_steps_in_vain_take_nothing(structure: sp.AbstractStructure, monkeypatch: pytest.MonkeyPatch) -> None:
+    structure, mean = mixtures(structure, 20, 6)
+    wanted = structure.pull(mean)
+    monkeypatch.setattr(pulling, "is_lazy", lambda left: True)
+    found = structure.pull(mean)
+    assert torch.equal(found.atoms, wanted.atoms)
+    assert torch.equal(found.row, wanted.row)
+    torch.testing.assert_close(found.weights, wanted.weights, atol=1e-12, rtol=0)
+
+
 def test_many_words_of_different_lengths() -> None:
     n_rows, most = 24, 14
     lengths = torch.arange(n_rows) % most + 1
