@@ -145,7 +145,7 @@ def _vectors(
     atoms: Tensor,  # shape: (n_rows, n_slots, *event_shape)
     n_parts: int,
 ) -> tuple[Tensor, Tensor]:
-    """The vectors of atoms, (n_rows, n_slots, n), of the parts that each row uses, or of all if there are few: (n_rows, n)."""
+    """The vectors of atoms, (n_rows, n_slots, n), of the parts that each row uses, or of all if few: (n_rows, n)."""
     n_rows, n_slots = atoms.shape[:2]
     row = torch.arange(n_rows, device=atoms.device).repeat_interleave(n_slots, output_size=n_rows * n_slots)
     rows, flat = structure.select(row), atoms.flatten(0, 1)
