@@ -12,7 +12,9 @@ import sparsum as sp
 from sparsum import kernels
 from sparsum.solvers import ActiveSet, Solution, active_set
 from sparsum.structures.scores import Scores
+from tests.kernels.serving import serving
 from tests.simplex.test_devices import n_waits
+from tests.solvers.adversarial import attack
 
 kernel = pytest.importorskip("sparsum.kernels.active_steps")
 # Said by the interpreter, where forbidden parts are compared.
@@ -92,3 +94,13 @@ def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_hardly_waits(structure: sp.AbstractStructure) -> None:
     scores = normal(64, *structure.score_shape).float().requires_grad_()
     assert n_waits(lambda: sp.sparsemap(scores, structure).probs.sum().backward(), DEVICE) <= 40
+
+
+@pytest.mark.parametrize("name", ["trees with one root", "permutations", "tags and transitions"])
+@pytest.mark.parametrize("kind", ["integers", "swamped"])
+def test_adversarial_rows(name: str, kind: str) -> None:
+    """With all kernels: certified rows are right, as on the CPU."""
+    with serving(True):
+        found = attack(name, kind, 2, 1)
+    assert 0 <= found.gap <= 1.2e-9
+    assert found.distance <= 5e-5
