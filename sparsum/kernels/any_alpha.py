@@ -36,10 +36,14 @@ def mixed(z, low, high, inverse):
 @triton.jit(do_not_specialize=["n_rows", "rate"])
 def any_tile_forward(
     x, mask, alphas, y, rate, n_rows, n, inner, xo, xi, xc, mo, mi, mc, yo, yi, yc, alpha_stride,
-    HAS_ALPHAS: tl.constexpr, HAS_MASK: tl.constexpr, IS_HALF: tl.constexpr, TOLERANCE: tl.constexpr, EPS: tl.constexpr,
+    HAS_ALPHAS: tl.constexpr, FINE: tl.constexpr, MASKED: tl.constexpr, STEEP: tl.constexpr, HAS_MASK: tl.constexpr,
+    IS_HALF: tl.constexpr, TOLERANCE: tl.constexpr, EPS: tl.constexpr,
     LANES: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, IS_DOUBLE: tl.constexpr,
 ):  # fmt: skip
-    """Probabilities of ROWS rows; strides are given for the outer, inner and row dimension."""
+    """Probabilities of ROWS rows; strides are given for the outer, inner and row dimension.
+
+    FINE and MASKED are those of `moments`; only if STEEP can rows have an alpha above 2.
+    """
     ACC: tl.constexpr = tl.float64 if IS_DOUBLE else tl.float32
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
@@ -55,15 +59,16 @@ def any_tile_forward(
     if LANES > 1:
         # A long row starts from the threshold of the maxima of what each thread holds, which is a lower bound.
         lanes, peak = lane_scores(scores, a, LANES, WIDTH)
-        guess, _ = solve_smooth(lanes, a, guess, ROWS, EPS)
+        guess, _ = solve_smooth(lanes, a, guess, ROWS, EPS, FINE, MASKED)
     else:
         peak = tl.max(scores, 1)
     z = scaled(scores, peak[:, None], a[:, None])
-    threshold, step = solve_smooth(z, a, guess, ROWS, EPS)
+    threshold, step = solve_smooth(z, a, guess, ROWS, EPS, FINE, MASKED)
     probs = settled(z, threshold[:, None], step[:, None], a[:, None])
-    if tl.max((a > 1).to(tl.int32), 0) > 0:
-        low, high = solve_steep(z, a, n, ROWS, TOLERANCE)
-        probs = tl.where((a > 1)[:, None], mixed(z, low[:, None], high[:, None], (1 / a)[:, None]), probs)
+    if STEEP:  # noqa: SIM102 (known when compiling, and so not part of the other condition)
+        if tl.max((a > 1).to(tl.int32), 0) > 0:
+            low, high = solve_steep(z, a, n, ROWS, TOLERANCE)
+            probs = tl.where((a > 1)[:, None], mixed(z, low[:, None], high[:, None], (1 / a)[:, None]), probs)
     probs = tl.where((peak == -float("inf"))[:, None], (0 * step)[:, None], probs)  # fully masked: zeros, or NaN
     y_offset = row_offset(row, inner, yo, yi)[:, None] + column.to(tl.int64)[None, :] * yc
     tl.store(y + y_offset, round_rows(probs, y.dtype.element_ty, IS_HALF), mask=is_inside)

@@ -46,7 +46,7 @@ def _load(
 @triton.jit
 def _solve_groups(
     x, mask, ids, n_ids, n, xc, mc, peak, a, bound,
-    HAS_MASK: tl.constexpr, EPS: tl.constexpr, GROUP: tl.constexpr, BATCH: tl.constexpr, ACC: tl.constexpr,
+    FINE: tl.constexpr, MASKED: tl.constexpr, HAS_MASK: tl.constexpr, EPS: tl.constexpr, GROUP: tl.constexpr, BATCH: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """The threshold of a row with alpha <= 2 and the last step, given a lower bound and the groups above it."""
     threshold = bound
@@ -59,7 +59,7 @@ def _solve_groups(
         start = 0
         while start < n_ids:
             z, _, _ = _load(x, mask, ids, start, n_ids, n, xc, mc, peak, a, HAS_MASK, GROUP, BATCH, ACC)
-            p, q, r = moments(z, threshold, a)
+            p, q, r = moments(z, threshold, a, FINE, MASKED)
             total += p
             slope += q
             curvature += r
@@ -109,21 +109,21 @@ def _bracket(
 
 
 @triton.jit
-def _probabilities(z, a, first, second, share):
+def _probabilities(z, a, first, second, share, STEEP: tl.constexpr):
     """Probabilities of a block, given the threshold and the last step, or for alpha > 2 the bracket and its share."""
-    if a > 1:
-        above, _ = steep_terms(z, first, 1 / a)
-        below, _ = steep_terms(z, second, 1 / a)
-        probs = clamped(above + (below - above) * share)
-    else:
-        probs = settled(z, first, second, a)
+    probs = settled(z, first, second, a)
+    if STEEP:  # noqa: SIM102 (known when compiling, and so not part of the other condition)
+        if a > 1:
+            above, _ = steep_terms(z, first, 1 / a)
+            below, _ = steep_terms(z, second, 1 / a)
+            probs = clamped(above + (below - above) * share)
     return probs
 
 
 @triton.jit
 def _write_groups(
     x, mask, y, ids, n_ids, n, xc, mc, yc, peak, a, first, second, share,
-    HAS_MASK: tl.constexpr, IS_HALF: tl.constexpr, GROUP: tl.constexpr, BATCH: tl.constexpr, ACC: tl.constexpr,
+    STEEP: tl.constexpr, HAS_MASK: tl.constexpr, IS_HALF: tl.constexpr, GROUP: tl.constexpr, BATCH: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """Write the probabilities of the listed groups; in half precision, they still sum to 1."""
     dtype = y.dtype.element_ty
@@ -133,14 +133,14 @@ def _write_groups(
         start = 0
         while start < n_ids:
             z, _, _ = _load(x, mask, ids, start, n_ids, n, xc, mc, peak, a, HAS_MASK, GROUP, BATCH, ACC)
-            kept += _probabilities(z, a, first, second, share).to(dtype).to(tl.float32)
+            kept += _probabilities(z, a, first, second, share, STEEP).to(dtype).to(tl.float32)
             start += BATCH
         missing = 1.0 - tl.sum(tl.sum(kept, 1), 0)
     reached = 0.0
     start = 0
     while start < n_ids:
         z, column, is_inside = _load(x, mask, ids, start, n_ids, n, xc, mc, peak, a, HAS_MASK, GROUP, BATCH, ACC)
-        probs = _probabilities(z, a, first, second, share).to(dtype)
+        probs = _probabilities(z, a, first, second, share, STEEP).to(dtype)
         if IS_HALF:
             unit = units(probs, missing)
             of_group = tl.sum(unit, 1)
@@ -154,7 +154,8 @@ def _write_groups(
 @triton.jit(do_not_specialize=["n_groups", "rate"])
 def any_groups_forward(
     x, mask, alphas, y, peaks, ids, rate, n, n_groups, inner, xo, xi, xc, mo, mi, mc, yo, yi, yc, alpha_stride,
-    HAS_ALPHAS: tl.constexpr, HAS_MASK: tl.constexpr, IS_HALF: tl.constexpr, TOLERANCE: tl.constexpr, EPS: tl.constexpr,
+    HAS_ALPHAS: tl.constexpr, FINE: tl.constexpr, MASKED: tl.constexpr, STEEP: tl.constexpr, HAS_MASK: tl.constexpr,
+    IS_HALF: tl.constexpr, TOLERANCE: tl.constexpr, EPS: tl.constexpr,
     SLACK: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, BATCH: tl.constexpr, GROUPS: tl.constexpr,
     IS_DOUBLE: tl.constexpr,
 ):  # fmt: skip
@@ -173,16 +174,20 @@ def any_groups_forward(
     peak = tl.max(values, 0)
     z = scaled(values, peak, a)
     # The threshold of the maxima is a lower bound of that of the row; one of -1 keeps all that can have mass.
-    threshold, step = solve_smooth(z[None, :], a + tl.zeros([1], ACC), a * 0, 1, EPS)
+    threshold, step = solve_smooth(z[None, :], a + tl.zeros([1], ACC), a * 0, 1, EPS, FINE, MASKED)
     bound = tl.where(a > 1, a * 0, tl.sum(threshold + step, 0) - SLACK * a)  # a sum of one
     n_ids = list_groups(z, peak, bound - 1, ids, n_groups, GROUPS)
     tl.debug_barrier()
+    first, second = _solve_groups(
+        x, mask, ids, n_ids, n, xc, mc, peak, a, bound, FINE, MASKED, HAS_MASK, EPS, GROUP, BATCH, ACC
+    )
     share = a * 0
-    if a > 1:
-        first, second, share = _bracket(x, mask, ids, n_ids, n, xc, mc, peak, a, HAS_MASK, TOLERANCE, GROUP, BATCH, ACC)
-    else:
-        first, second = _solve_groups(x, mask, ids, n_ids, n, xc, mc, peak, a, bound, HAS_MASK, EPS, GROUP, BATCH, ACC)
-    _write_groups(x, mask, y, ids, n_ids, n, xc, mc, yc, peak, a, first, second, share, HAS_MASK, IS_HALF, GROUP, BATCH, ACC)
+    if STEEP:  # noqa: SIM102 (known when compiling, and so not part of the other condition)
+        if a > 1:
+            first, second, share = _bracket(x, mask, ids, n_ids, n, xc, mc, peak, a, HAS_MASK, TOLERANCE, GROUP, BATCH, ACC)
+    _write_groups(
+        x, mask, y, ids, n_ids, n, xc, mc, yc, peak, a, first, second, share, STEEP, HAS_MASK, IS_HALF, GROUP, BATCH, ACC
+    )
 
 
 @triton.jit

@@ -136,20 +136,24 @@ def is_cubic(a):
 
 
 @triton.jit
-def _clipped(u):
-    """At least -1, where d is 0, or NaN."""
-    return tl.where(u <= -1, -1.0, u)
+def moments(z, threshold, a, FINE: tl.constexpr, MASKED: tl.constexpr):
+    """p, p / d and p / d^2, in the precision of the fast logarithm.
 
-
-@triton.jit
-def moments(z, threshold, a):
-    """p, p / d and p / d^2, in the precision of the fast logarithm; without the last one for alpha above 1.5."""
-    u = _clipped(z - threshold)
-    d = 1 + u
-    log = _fast_log2(d) + (u - (d - 1)) * _LOG2_E
-    last = tl.exp2(log * (1 / a - tl.where(is_cubic(a), 2, 1)))
-    last = tl.where(d <= 0, 0.0, last)
-    slope = tl.where(is_cubic(a), last * d, last)
+    FINE corrects the logarithm by the rounding error of d, which matters for alpha near 1. MASKED sets what is off the
+    support to 0; for alpha below 1.5, the power does so.
+    """
+    if FINE:
+        u = z - threshold
+        u = tl.where(u <= -1, -1.0, u)
+        d = 1 + u
+        log = _fast_log2(d) + (u - (d - 1)) * _LOG2_E
+    else:
+        d = tl.maximum(z + (1 - threshold), 0.0, propagate_nan=tl.PropagateNan.ALL)
+        log = _fast_log2(d)
+    last = tl.exp2(log * (1 / a - 2))
+    if MASKED:
+        last = tl.where(d == 0, 0.0, last)
+    slope = last * d
     return slope * d, slope, last
 
 
@@ -174,13 +178,15 @@ def is_rough(total, step, threshold, a, step_number, EPS: tl.constexpr):
 
 
 @triton.jit
-def solve_smooth(z, a, guess, ROWS: tl.constexpr, EPS: tl.constexpr):
+def solve_smooth(
+    z, a, guess, ROWS: tl.constexpr, EPS: tl.constexpr, FINE: tl.constexpr, MASKED: tl.constexpr
+):  # fmt: skip
     """The threshold of each row of a block (ROWS, n) with maxima of 0, for alpha <= 2, and the last step, not yet taken."""
     threshold = tl.zeros([ROWS], z.dtype) + guess
     step = tl.zeros([ROWS], z.dtype)
     step_number, n_open = 0, 1
     while n_open > 0:
-        total, slope, curvature = sums_of_three(*moments(z, threshold[:, None], a[:, None]))
+        total, slope, curvature = sums_of_three(*moments(z, threshold[:, None], a[:, None], FINE, MASKED))
         step = smooth_step(total, slope, curvature, a, step_number)
         is_open = is_rough(total, step, threshold, a, step_number, EPS)
         threshold = tl.where(is_open, threshold + step, threshold)
@@ -192,7 +198,8 @@ def solve_smooth(z, a, guess, ROWS: tl.constexpr, EPS: tl.constexpr):
 @triton.jit
 def settled(z, threshold, step, a):
     """Probabilities for alpha <= 2, with the last step applied to distances, whose rounding error is smaller."""
-    u = _clipped((z - threshold) - step)
+    u = (z - threshold) - step
+    u = tl.where(u <= -1, -1.0, u)
     d = 1 + u
     log = tl.log2(d) + (u - (d - 1)) * _LOG2_E
     probs = tl.exp2(log * (1 / a))

@@ -22,8 +22,10 @@ from sparsum.kernels.simplex import groups_for, lanes_for, rooms_for, spread, ti
 
 # Bytes per entry -> the longest rows that are kept in registers.
 TILE_MOST = {2: 4096, 4: 4096, 8: 2048}
-# Entries per thread: powers need so many registers that more entries would spill.
-THREAD_ENTRIES = 8
+# Whether alphas are a tensor -> entries per thread; more would spill, since powers of any kind need many registers.
+THREAD_ENTRIES = {False: 16, True: 8}
+# For alphas below this, a logarithm has to be corrected by the rounding error of its argument.
+_FINE_BELOW = 1.1
 # The excess of the sum up to which rows with alpha > 2 are bisected, and the rounding error.
 _TOLERANCE = {True: 2e-15, False: 2e-6}
 _EPS = {True: 2.3e-16, False: 1.2e-7}
@@ -80,14 +82,17 @@ def planned_forward(
     has_mask, is_double = mask is not None, x.dtype == torch.float64
     mask = x if mask is None else mask
     tensor, rate, stride = _rates(alphas, x)
+    number = None if isinstance(alphas, Tensor) else alphas
     strides = (*x.stride(), *spread(mask), *y.stride(), stride)
     options = {
-        "HAS_ALPHAS": tensor is not x, "HAS_MASK": has_mask, "IS_HALF": x.dtype in (torch.float16, torch.bfloat16),
-        "TOLERANCE": _TOLERANCE[is_double], "EPS": _EPS[is_double], "IS_DOUBLE": is_double,
+        "HAS_ALPHAS": number is None, "FINE": number is None or number < _FINE_BELOW,
+        "MASKED": number is None or number >= 1.5, "STEEP": number is None or number > 2,
+        "HAS_MASK": has_mask, "IS_HALF": x.dtype in (torch.float16, torch.bfloat16), "IS_DOUBLE": is_double,
+        "TOLERANCE": _TOLERANCE[is_double], "EPS": _EPS[is_double],
     }  # fmt: skip
     if path == "tile":
         rows, block, warps = tile_shape(n, x.stride(-1))
-        warps = max(warps, min(rows * block // (32 * THREAD_ENTRIES), 32))
+        warps = warps_for(rows * block, warps, number is None)
         lanes, width = lanes_for(rows, block, warps, x.dtype.itemsize)
         numbers, rooms, n_programs = (rate, outer * inner, n, inner, *strides), (), -(-outer * inner // rows)
         start = wrap(any_tile_forward)[(n_programs,)](
@@ -127,13 +132,13 @@ def planned_backward(
     grad_alphas = torch.empty(n_rows if with_alpha else 0, dtype=dtype, device=probs.device)
     tensors = (probs, grad, tensor, out, grad_alphas if with_alpha else out)
     strides = (*probs.stride(), *grad.stride(), *out.stride(), stride)
-    options = {"HAS_ALPHAS": tensor is not probs, "WITH_ALPHA": with_alpha, "IS_DOUBLE": is_double}
+    options = {"HAS_ALPHAS": isinstance(alphas, Tensor), "WITH_ALPHA": with_alpha, "IS_DOUBLE": is_double}
     if (path or path_for(n, probs.dtype.itemsize)) == "tile":
         rows, block, warps = tile_shape(n, probs.stride(-1))
         n_programs, rooms, numbers = -(-n_rows // rows), (), (rate, n_rows, n, inner, *strides)
         start = wrap(any_tile_backward)[(n_programs,)](
             *tensors, *numbers, ROWS=rows, BLOCK=block, **options,
-            num_warps=max(warps, min(rows * block // (32 * THREAD_ENTRIES), 32)),
+            num_warps=warps_for(rows * block, warps, isinstance(alphas, Tensor)),
         )  # fmt: skip
     else:
         cut = groups_for(n)
@@ -148,10 +153,15 @@ def planned_backward(
     return out, grad_alphas, Plan(start, n_programs, order, rooms, numbers) if is_repeatable else None
 
 
+def warps_for(n_entries: int, least: int, has_alphas: bool) -> int:
+    """The number of warps of a program that holds so many entries in registers."""
+    return max(least, min(n_entries // (32 * THREAD_ENTRIES[has_alphas]), 32))
+
+
 def _rates(alphas: Tensor | float, stand_in: Tensor) -> tuple[Tensor, int, int]:
     """The kernels' arguments: a tensor with its stride, or the bits of alpha - 1, beside a tensor that is not read."""
     if isinstance(alphas, Tensor):
-        return alphas, _bits(1.0), spread(alphas)[0]
+        return alphas, 0, spread(alphas)[0]
     return stand_in, _bits(max(alphas - 1, _LEAST)), 0
 
 
