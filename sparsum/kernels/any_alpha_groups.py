@@ -46,7 +46,8 @@ def _load(
 @triton.jit
 def _solve_groups(
     x, mask, ids, n_ids, n, xc, mc, peak, a, bound,
-    FINE: tl.constexpr, MASKED: tl.constexpr, HAS_MASK: tl.constexpr, EPS: tl.constexpr, GROUP: tl.constexpr, BATCH: tl.constexpr, ACC: tl.constexpr,
+    FINE: tl.constexpr, MASKED: tl.constexpr, HAS_MASK: tl.constexpr, EPS: tl.constexpr,
+    GROUP: tl.constexpr, BATCH: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """The threshold of a row with alpha <= 2 and the last step, given a lower bound and the groups above it."""
     threshold = bound
@@ -123,7 +124,8 @@ def _probabilities(z, a, first, second, share, STEEP: tl.constexpr):
 @triton.jit
 def _write_groups(
     x, mask, y, ids, n_ids, n, xc, mc, yc, peak, a, first, second, share,
-    STEEP: tl.constexpr, HAS_MASK: tl.constexpr, IS_HALF: tl.constexpr, GROUP: tl.constexpr, BATCH: tl.constexpr, ACC: tl.constexpr,
+    STEEP: tl.constexpr, HAS_MASK: tl.constexpr, IS_HALF: tl.constexpr,
+    GROUP: tl.constexpr, BATCH: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """Write the probabilities of the listed groups; in half precision, they still sum to 1."""
     dtype = y.dtype.element_ty
