@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 
 from sparsum.kernels.any_alpha_math import (
+    ANY,
+    STEEP,
     backward_terms,
     clamped,
     lane_scores,
@@ -19,7 +21,8 @@ from sparsum.kernels.any_alpha_math import (
 )
 from sparsum.kernels.simplex_math import load_scores, round_rows, row_offset, sums
 
-# ruff: noqa: N806
+# Conditions that are known when a kernel is compiled stand alone, since then only one branch is compiled.
+# ruff: noqa: N806, SIM102, SIM109
 # mypy: disable-error-code="no-untyped-def"
 
 
@@ -36,13 +39,12 @@ def mixed(z, low, high, inverse):
 @triton.jit(do_not_specialize=["n_rows", "rate"])
 def any_tile_forward(
     x, mask, alphas, y, rate, n_rows, n, inner, xo, xi, xc, mo, mi, mc, yo, yi, yc, alpha_stride,
-    HAS_ALPHAS: tl.constexpr, FINE: tl.constexpr, MASKED: tl.constexpr, STEEP: tl.constexpr, HAS_MASK: tl.constexpr,
-    IS_HALF: tl.constexpr, TOLERANCE: tl.constexpr, EPS: tl.constexpr,
+    KIND: tl.constexpr, HAS_MASK: tl.constexpr, IS_HALF: tl.constexpr, TOLERANCE: tl.constexpr, EPS: tl.constexpr,
     LANES: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, IS_DOUBLE: tl.constexpr,
 ):  # fmt: skip
     """Probabilities of ROWS rows; strides are given for the outer, inner and row dimension.
 
-    FINE and MASKED are those of `moments`; only if STEEP can rows have an alpha above 2.
+    Rows have alphas of their own if nothing is known of them, and otherwise ``rate`` has that of all.
     """
     ACC: tl.constexpr = tl.float64 if IS_DOUBLE else tl.float32
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -51,7 +53,7 @@ def any_tile_forward(
     x_offset = row_offset(row, inner, xo, xi)[:, None] + column.to(tl.int64)[None, :] * xc
     mask_offset = row_offset(row, inner, mo, mi)[:, None] + column.to(tl.int64)[None, :] * mc
     scores = load_scores(x, mask, x_offset, mask_offset, is_inside, HAS_MASK, ACC)
-    if HAS_ALPHAS:
+    if KIND == ANY:
         a = load_rates(alphas, row, row < n_rows, alpha_stride, ACC)
     else:
         a = rate_of(rate, ACC) + tl.zeros([ROWS], ACC)
@@ -59,13 +61,13 @@ def any_tile_forward(
     if LANES > 1:
         # A long row starts from the threshold of the maxima of what each thread holds, which is a lower bound.
         lanes, peak = lane_scores(scores, a, LANES, WIDTH)
-        guess, _ = solve_smooth(lanes, a, guess, ROWS, EPS, FINE, MASKED)
+        guess, _ = solve_smooth(lanes, a, guess, ROWS, EPS, KIND)
     else:
         peak = tl.max(scores, 1)
     z = scaled(scores, peak[:, None], a[:, None])
-    threshold, step = solve_smooth(z, a, guess, ROWS, EPS, FINE, MASKED)
+    threshold, step = solve_smooth(z, a, guess, ROWS, EPS, KIND)
     probs = settled(z, threshold[:, None], step[:, None], a[:, None])
-    if STEEP:  # noqa: SIM102 (known when compiling, and so not part of the other condition)
+    if KIND == ANY or KIND == STEEP:
         if tl.max((a > 1).to(tl.int32), 0) > 0:
             low, high = solve_steep(z, a, n, ROWS, TOLERANCE)
             probs = tl.where((a > 1)[:, None], mixed(z, low[:, None], high[:, None], (1 / a)[:, None]), probs)

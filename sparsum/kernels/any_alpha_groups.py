@@ -9,6 +9,10 @@ import triton
 import triton.language as tl
 
 from sparsum.kernels.any_alpha_math import (
+    ANY,
+    NEAR_1,
+    NEAR_2,
+    STEEP,
     backward_terms,
     clamped,
     high_of,
@@ -28,7 +32,8 @@ from sparsum.kernels.simplex_backward import read_support
 from sparsum.kernels.simplex_groups import columns_of, list_groups, load_peaks, read_peaks
 from sparsum.kernels.simplex_math import load_scores, make_up, row_offset, units
 
-# ruff: noqa: N806
+# Conditions that are known when a kernel is compiled stand alone, since then only one branch is compiled.
+# ruff: noqa: N806, SIM102, SIM109
 # mypy: disable-error-code="no-untyped-def"
 
 
@@ -110,10 +115,10 @@ def _bracket(
 
 
 @triton.jit
-def _probabilities(z, a, first, second, share, STEEP: tl.constexpr):
+def _probabilities(z, a, first, second, share, KIND: tl.constexpr):
     """Probabilities of a block, given the threshold and the last step, or for alpha > 2 the bracket and its share."""
     probs = settled(z, first, second, a)
-    if STEEP:  # noqa: SIM102 (known when compiling, and so not part of the other condition)
+    if KIND == ANY or KIND == STEEP:
         if a > 1:
             above, _ = steep_terms(z, first, 1 / a)
             below, _ = steep_terms(z, second, 1 / a)
@@ -124,7 +129,7 @@ def _probabilities(z, a, first, second, share, STEEP: tl.constexpr):
 @triton.jit
 def _write_groups(
     x, mask, y, ids, n_ids, n, xc, mc, yc, peak, a, first, second, share,
-    STEEP: tl.constexpr, HAS_MASK: tl.constexpr, IS_HALF: tl.constexpr,
+    KIND: tl.constexpr, HAS_MASK: tl.constexpr, IS_HALF: tl.constexpr,
     GROUP: tl.constexpr, BATCH: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """Write the probabilities of the listed groups; in half precision, they still sum to 1."""
@@ -135,14 +140,14 @@ def _write_groups(
         start = 0
         while start < n_ids:
             z, _, _ = _load(x, mask, ids, start, n_ids, n, xc, mc, peak, a, HAS_MASK, GROUP, BATCH, ACC)
-            kept += _probabilities(z, a, first, second, share, STEEP).to(dtype).to(tl.float32)
+            kept += _probabilities(z, a, first, second, share, KIND).to(dtype).to(tl.float32)
             start += BATCH
         missing = 1.0 - tl.sum(tl.sum(kept, 1), 0)
     reached = 0.0
     start = 0
     while start < n_ids:
         z, column, is_inside = _load(x, mask, ids, start, n_ids, n, xc, mc, peak, a, HAS_MASK, GROUP, BATCH, ACC)
-        probs = _probabilities(z, a, first, second, share, STEEP).to(dtype)
+        probs = _probabilities(z, a, first, second, share, KIND).to(dtype)
         if IS_HALF:
             unit = units(probs, missing)
             of_group = tl.sum(unit, 1)
@@ -156,8 +161,7 @@ def _write_groups(
 @triton.jit(do_not_specialize=["n_groups", "rate"])
 def any_groups_forward(
     x, mask, alphas, y, peaks, ids, rate, n, n_groups, inner, xo, xi, xc, mo, mi, mc, yo, yi, yc, alpha_stride,
-    HAS_ALPHAS: tl.constexpr, FINE: tl.constexpr, MASKED: tl.constexpr, STEEP: tl.constexpr, HAS_MASK: tl.constexpr,
-    IS_HALF: tl.constexpr, TOLERANCE: tl.constexpr, EPS: tl.constexpr,
+    KIND: tl.constexpr, HAS_MASK: tl.constexpr, IS_HALF: tl.constexpr, TOLERANCE: tl.constexpr, EPS: tl.constexpr,
     SLACK: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, BATCH: tl.constexpr, GROUPS: tl.constexpr,
     IS_DOUBLE: tl.constexpr,
 ):  # fmt: skip
@@ -169,26 +173,28 @@ def any_groups_forward(
     y += row_offset(row, inner, yo, yi)
     peaks += row.to(tl.int64) * n_groups
     ids += row.to(tl.int64) * n_groups
-    a = load_rates(alphas, row.to(tl.int64), True, alpha_stride, ACC) if HAS_ALPHAS else rate_of(rate, ACC)
+    a = load_rates(alphas, row.to(tl.int64), True, alpha_stride, ACC) if KIND == ANY else rate_of(rate, ACC)
     read_peaks(x, mask, y, peaks, n, xc, mc, yc, 0, n_groups, HAS_MASK, True, GROUP, CHUNK, ACC)
     tl.debug_barrier()
     values = load_peaks(peaks, n_groups, GROUPS)
     peak = tl.max(values, 0)
     z = scaled(values, peak, a)
     # The threshold of the maxima is a lower bound of that of the row; one of -1 keeps all that can have mass.
-    threshold, step = solve_smooth(z[None, :], a + tl.zeros([1], ACC), a * 0, 1, EPS, FINE, MASKED)
+    threshold, step = solve_smooth(z[None, :], a + tl.zeros([1], ACC), a * 0, 1, EPS, KIND)
     bound = tl.where(a > 1, a * 0, tl.sum(threshold + step, 0) - SLACK * a)  # a sum of one
     n_ids = list_groups(z, peak, bound - 1, ids, n_groups, GROUPS)
     tl.debug_barrier()
+    FINE: tl.constexpr = KIND == ANY or KIND == NEAR_1
+    MASKED: tl.constexpr = KIND == ANY or KIND == NEAR_2
     first, second = _solve_groups(
         x, mask, ids, n_ids, n, xc, mc, peak, a, bound, FINE, MASKED, HAS_MASK, EPS, GROUP, BATCH, ACC
     )
     share = a * 0
-    if STEEP:  # noqa: SIM102 (known when compiling, and so not part of the other condition)
+    if KIND == ANY or KIND == STEEP:
         if a > 1:
             first, second, share = _bracket(x, mask, ids, n_ids, n, xc, mc, peak, a, HAS_MASK, TOLERANCE, GROUP, BATCH, ACC)
     _write_groups(
-        x, mask, y, ids, n_ids, n, xc, mc, yc, peak, a, first, second, share, STEEP, HAS_MASK, IS_HALF, GROUP, BATCH, ACC
+        x, mask, y, ids, n_ids, n, xc, mc, yc, peak, a, first, second, share, KIND, HAS_MASK, IS_HALF, GROUP, BATCH, ACC
     )
 
 

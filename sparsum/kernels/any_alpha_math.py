@@ -21,6 +21,9 @@ from sparsum.kernels.simplex_math import FUSED, sums
 
 # mypy: disable-error-code="no-untyped-def"
 
+# What is known of all alphas when a kernel is compiled: nothing, near 1, in between, near 2, or above 2.
+ANY, NEAR_1, BETWEEN, NEAR_2, STEEP = (tl.constexpr(kind) for kind in range(5))
+NEAR_1_BELOW, NEAR_2_ABOVE = tl.constexpr(0.1), tl.constexpr(0.8)
 # Steps of third order end at this excess of the sum, since one more step leaves its cube; those of second order, its square.
 CUBIC_EXCESS, CUBIC_EXCESS_DOUBLE = tl.constexpr(5e-4), tl.constexpr(1e-6)
 SQUARE_EXCESS, SQUARE_EXCESS_DOUBLE = tl.constexpr(2e-5), tl.constexpr(1e-9)
@@ -29,6 +32,8 @@ _MOST_CUBIC = tl.constexpr(6)
 # Convex problems need about 3 steps, the others bisect in every third of these.
 _MAX_STEPS = tl.constexpr(64)
 _LOG2_E = tl.constexpr(1.4426950408889634)
+# Replaces a d that is not positive.
+_SMALLEST = tl.constexpr(1e-37)
 # Replaces a = 0.
 _LEAST = tl.constexpr(1e-30)
 # Up to this value of u, the derivative with respect to alpha needs a series.
@@ -136,11 +141,17 @@ def is_cubic(a):
 
 
 @triton.jit
+def is_careful(a):
+    """Whether the quick evaluation of `moments` is not enough, or alpha is NaN."""
+    return ~((a >= NEAR_1_BELOW) & (a <= NEAR_2_ABOVE))
+
+
+@triton.jit
 def moments(z, threshold, a, FINE: tl.constexpr, MASKED: tl.constexpr):
     """p, p / d and p / d^2, in the precision of the fast logarithm.
 
     FINE corrects the logarithm by the rounding error of d, which matters for alpha near 1. MASKED sets what is off the
-    support to 0; for alpha below 1.5, the power does so.
+    support to 0, where the smallest d to such a small power is not negligible, for alpha near 2.
     """
     if FINE:
         u = z - threshold
@@ -148,11 +159,11 @@ def moments(z, threshold, a, FINE: tl.constexpr, MASKED: tl.constexpr):
         d = 1 + u
         log = _fast_log2(d) + (u - (d - 1)) * _LOG2_E
     else:
-        d = tl.maximum(z + (1 - threshold), 0.0, propagate_nan=tl.PropagateNan.ALL)
+        d = tl.maximum(z + (1 - threshold), _SMALLEST, propagate_nan=tl.PropagateNan.ALL)
         log = _fast_log2(d)
     last = tl.exp2(log * (1 / a - 2))
     if MASKED:
-        last = tl.where(d == 0, 0.0, last)
+        last = tl.where(d <= _SMALLEST, 0.0, last)
     slope = last * d
     return slope * d, slope, last
 
@@ -178,10 +189,20 @@ def is_rough(total, step, threshold, a, step_number, EPS: tl.constexpr):
 
 
 @triton.jit
-def solve_smooth(
-    z, a, guess, ROWS: tl.constexpr, EPS: tl.constexpr, FINE: tl.constexpr, MASKED: tl.constexpr
-):  # fmt: skip
+def solve_smooth(z, a, guess, ROWS: tl.constexpr, EPS: tl.constexpr, KIND: tl.constexpr):
     """The threshold of each row of a block (ROWS, n) with maxima of 0, for alpha <= 2, and the last step, not yet taken."""
+    if KIND == ANY:
+        if tl.max(is_careful(a).to(tl.int32), 0) > 0:
+            threshold, step = _solve(z, a, guess, ROWS, EPS, True, True)
+        else:
+            threshold, step = _solve(z, a, guess, ROWS, EPS, False, False)
+    else:
+        threshold, step = _solve(z, a, guess, ROWS, EPS, KIND == NEAR_1, KIND == NEAR_2)
+    return threshold, step
+
+
+@triton.jit
+def _solve(z, a, guess, ROWS: tl.constexpr, EPS: tl.constexpr, FINE: tl.constexpr, MASKED: tl.constexpr):
     threshold = tl.zeros([ROWS], z.dtype) + guess
     step = tl.zeros([ROWS], z.dtype)
     step_number, n_open = 0, 1

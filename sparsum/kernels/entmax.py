@@ -17,15 +17,14 @@ from torch.library import triton_op
 
 from sparsum.kernels.any_alpha import any_tile_backward, any_tile_forward
 from sparsum.kernels.any_alpha_groups import any_groups_backward, any_groups_forward
+from sparsum.kernels.any_alpha_math import ANY, BETWEEN, NEAR_1, NEAR_1_BELOW, NEAR_2, NEAR_2_ABOVE, STEEP
 from sparsum.kernels.launch import Plan, unwrapped, wrap_triton
-from sparsum.kernels.simplex import groups_for, lanes_for, rooms_for, spread, tile_shape
+from sparsum.kernels.simplex import HALF_MOST, SPLIT_MOST, Groups, groups_for, lanes_for, rooms_for, spread, tile_shape
 
 # Bytes per entry -> the longest rows that are kept in registers.
-TILE_MOST = {2: 4096, 4: 4096, 8: 2048}
+TILE_MOST = {2: 2048, 4: 4096, 8: 2048}
 # Whether alphas are a tensor -> entries per thread; more would spill, since powers of any kind need many registers.
-THREAD_ENTRIES = {False: 16, True: 8}
-# For alphas below this, a logarithm has to be corrected by the rounding error of its argument.
-_FINE_BELOW = 1.1
+THREAD_ENTRIES = {False: 32, True: 16}
 # The excess of the sum up to which rows with alpha > 2 are bisected, and the rounding error.
 _TOLERANCE = {True: 2e-15, False: 2e-6}
 _EPS = {True: 2.3e-16, False: 1.2e-7}
@@ -82,24 +81,21 @@ def planned_forward(
     has_mask, is_double = mask is not None, x.dtype == torch.float64
     mask = x if mask is None else mask
     tensor, rate, stride = _rates(alphas, x)
-    number = None if isinstance(alphas, Tensor) else alphas
     strides = (*x.stride(), *spread(mask), *y.stride(), stride)
     options = {
-        "HAS_ALPHAS": number is None, "FINE": number is None or number < _FINE_BELOW,
-        "MASKED": number is None or number >= 1.5, "STEEP": number is None or number > 2,
-        "HAS_MASK": has_mask, "IS_HALF": x.dtype in (torch.float16, torch.bfloat16), "IS_DOUBLE": is_double,
-        "TOLERANCE": _TOLERANCE[is_double], "EPS": _EPS[is_double],
+        "KIND": kind_of(alphas), "HAS_MASK": has_mask, "IS_HALF": x.dtype in (torch.float16, torch.bfloat16),
+        "IS_DOUBLE": is_double, "TOLERANCE": _TOLERANCE[is_double], "EPS": _EPS[is_double],
     }  # fmt: skip
     if path == "tile":
         rows, block, warps = tile_shape(n, x.stride(-1))
-        warps = warps_for(rows * block, warps, number is None)
+        warps = warps_for(rows * block, warps, isinstance(alphas, Tensor))
         lanes, width = lanes_for(rows, block, warps, x.dtype.itemsize)
         numbers, rooms, n_programs = (rate, outer * inner, n, inner, *strides), (), -(-outer * inner // rows)
         start = wrap(any_tile_forward)[(n_programs,)](
             x, mask, tensor, y, *numbers, LANES=lanes, WIDTH=width, ROWS=rows, BLOCK=block, **options, num_warps=warps
         )
     else:
-        cut = groups_for(n)
+        cut = groups_of(n, x.dtype.itemsize)
         n_groups, n_programs = -(-n // cut.size), outer * inner
         rooms = rooms_for(x, n_groups)
         scratch = (torch.empty(shape, dtype=dtype, device=x.device) for shape, dtype in rooms)
@@ -108,7 +104,7 @@ def planned_forward(
             x, mask, tensor, y, *scratch, *numbers, SLACK=_SLACK[is_double], GROUP=cut.size, CHUNK=cut.chunk,
             BATCH=cut.batch, GROUPS=triton.next_power_of_2(int(n_groups)), **options, num_warps=cut.warps,
         )  # fmt: skip
-    is_repeatable = start is not None and not options["HAS_ALPHAS"] and not has_mask
+    is_repeatable = start is not None and not isinstance(alphas, Tensor) and not has_mask
     order = (0, 0, 0, *range(1, 2 + len(rooms)))
     return y, Plan(start, n_programs, order, rooms, numbers) if is_repeatable else None
 
@@ -141,7 +137,7 @@ def planned_backward(
             num_warps=warps_for(rows * block, warps, isinstance(alphas, Tensor)),
         )  # fmt: skip
     else:
-        cut = groups_for(n)
+        cut = groups_of(n, probs.dtype.itemsize)
         n_programs, n_groups = n_rows, -(-n // cut.size)
         rooms, numbers = (((n_rows, n_groups), torch.int32),), (rate, n, n_groups, inner, *strides)
         ids = torch.empty((n_rows, n_groups), dtype=torch.int32, device=probs.device)
@@ -151,6 +147,23 @@ def planned_backward(
     is_repeatable = start is not None and not options["HAS_ALPHAS"]
     order = (0, 1, 0, 2, 2, *range(3, 3 + len(rooms)))
     return out, grad_alphas, Plan(start, n_programs, order, rooms, numbers) if is_repeatable else None
+
+
+def kind_of(alphas: Tensor | float) -> int:
+    """What the kernels know of alpha when they are compiled."""
+    if isinstance(alphas, Tensor):
+        return ANY.value
+    if alphas > 2:
+        return STEEP.value
+    is_near = (alphas - 1 < NEAR_1_BELOW.value, alphas - 1 > NEAR_2_ABOVE.value)
+    return NEAR_1.value if is_near[0] else NEAR_2.value if is_near[1] else BETWEEN.value
+
+
+def groups_of(n: int, itemsize: int) -> Groups:
+    """Choose the groups of a row: smaller ones than for whole exponents, since its support is larger."""
+    if itemsize == 2 and n <= HALF_MOST:
+        return Groups(size=8, chunk=128, batch=32, warps=1)
+    return Groups(size=32, chunk=128, batch=64, warps=8) if n <= SPLIT_MOST else groups_for(n)
 
 
 def warps_for(n_entries: int, least: int, has_alphas: bool) -> int:

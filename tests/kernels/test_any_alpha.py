@@ -35,7 +35,7 @@ def expected(x: Tensor, alphas: Tensor, mask: Tensor | None = None) -> Tensor:
 def small_blocks() -> Iterator[None]:
     """Groups of 4 entries, 4 to a chunk and 2 to a batch."""
     cut = simplex.Groups(size=4, chunk=4, batch=2, warps=1)
-    with mock.patch.object(kernels, "groups_for", return_value=cut):
+    with mock.patch.object(kernels, "groups_of", return_value=cut):
         yield
 
 

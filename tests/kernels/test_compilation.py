@@ -15,7 +15,7 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from sparsum.kernels import any_alpha, any_alpha_groups, assignment, simplex_groups, simplex_tile
+from sparsum.kernels import any_alpha, any_alpha_groups, any_alpha_math, assignment, simplex_groups, simplex_tile
 
 def compile(kernel, **constants):
     def type_of(name):
@@ -27,8 +27,8 @@ TYPES = {"alphas": "*fp64", "rate": "i64", "ids": "*i32", "scores": "*fp64", "ro
 TYPES |= {"lengths": "*i64", "columns": "*i64"}
 POINTERS = {"x", "mask", "y", "probs", "grad", "out", "alpha_out", "peaks"}
 row = dict(HAS_MASK=True, IS_HALF=False, TOLERANCE=1e-6, IS_DOUBLE=False)
-for has_alphas in (True, False):
-    alphas = dict(HAS_ALPHAS=has_alphas, FINE=has_alphas, MASKED=has_alphas, STEEP=has_alphas, EPS=1e-7)
+for kind in (any_alpha_math.ANY.value, any_alpha_math.BETWEEN.value):
+    alphas = dict(KIND=kind, EPS=1e-7)
     compile(any_alpha.any_tile_forward, LANES=128, WIDTH=4, ROWS=1, BLOCK=1024, **alphas, **row)
     compile(any_alpha_groups.any_groups_forward, SLACK=1e-5, GROUP=32, CHUNK=32, BATCH=16, GROUPS=128, **alphas, **row)
 backward = dict(HAS_ALPHAS=True, WITH_ALPHA=True, IS_DOUBLE=False)
