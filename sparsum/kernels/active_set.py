@@ -242,7 +242,7 @@ def _settle(
             atoms, inverse, lines, origin, target, leaving, n, n_used, weight, PARTS, SLOTS, TALL_SLOTS
         )
         n_dropped += 1
-        is_cut = (is_spoilt == 0) & (tl.min(target, 0) < -_ZERO)
+        is_cut = (is_spoilt == 0) & (tl.min(target, 0) < -_ZERO) & (n_dropped < SLOTS)
     probs = tl.where(is_spoilt > 0, probs, tl.maximum(target, 0.0))
     return target, probs, is_active, n_dropped, is_spoilt
 

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparsum.kernels.active_set import CORRECT_EVERY, TILE, advance, correct, improves, snap
-from sparsum.kernels.launch import unwrapped
+from sparsum.kernels.launch import FUSION, unwrapped
 
 #: The maximum number of parts: a program keeps a few numbers per part in registers.
 MOST_PARTS = 4096
@@ -167,4 +167,5 @@ class ActiveSteps:
             TALL_SLOTS=max(1, min(TILE // width, width)),
             num_warps=4 if max(parts, width) < 64 else 8,
             num_stages=1,
+            enable_fp_fusion=FUSION,
         )

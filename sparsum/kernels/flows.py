@@ -2,7 +2,8 @@
 
 The names are those of that module, where the formulas are explained. A step makes four passes over the positions of a chain:
 it measures the errors of the equations, eliminates one position after the other, goes back, and moves the multipliers.
-Positions exchange numbers through memory; a barrier precedes every read of what other threads wrote.
+Positions exchange numbers through memory; a barrier precedes every read of what other threads wrote. All threads must agree
+on when to stop: see `FUSION` in `sparsum.kernels.launch`.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -13,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparsum.kernels.launch import unwrapped
+from sparsum.kernels.launch import FUSION, unwrapped
 
 #: The maximum number of tags: a program keeps a few matrices of tags by tags in registers.
 MOST_TAGS = 64
@@ -80,10 +81,10 @@ def _eliminate(values, inverse, errors, gains, lines, size, most, n, ridge, TAGS
             row, gain_row = tl.sum(tl.where(a == k, block, 0.0), 0), tl.sum(tl.where(a == k, gain, 0.0), 0)
             column = tl.sum(tl.where(b == k, block, 0.0), 1)
             pivot, right_k = tl.sum(tl.where(tag == k, column, 0.0), 0), tl.sum(tl.where(tag == k, right, 0.0), 0)
-            factor = column / pivot
-            block = tl.where(a == k, row[None, :] / pivot, block - factor[:, None] * row[None, :])
-            gain = tl.where(a == k, gain_row[None, :] / pivot, gain - factor[:, None] * gain_row[None, :])
-            right = tl.where(tag == k, right_k / pivot, right - factor * right_k)
+            factor, scale = column / pivot, 1 / pivot  # a division of all entries would take most of the time
+            block = tl.where(a == k, row[None, :] * scale, block - factor[:, None] * row[None, :])
+            gain = tl.where(a == k, gain_row[None, :] * scale, gain - factor[:, None] * gain_row[None, :])
+            right = tl.where(tag == k, right_k * scale, right - factor * right_k)
             k += 1
         tl.store(gains + here * n + a * n + b, gain, mask=is_pair)
         line = lines + 4 * here + tag
@@ -227,5 +228,6 @@ def newton(
             TAGS=tags,
             BLOCK=min(512, triton.next_power_of_2(n_parts)),
             num_warps=1 if tags <= 16 else 4 if tags <= 32 else 8,
+            enable_fp_fusion=FUSION,
         )
     return mean, steps

@@ -11,10 +11,14 @@ from torch import Tensor
 
 # Arguments of a launch -> function that launches it; cleared when it is full.
 _remembered: dict[tuple[Any, ...], Callable[..., None]] = {}
-# Shape, dtype, device and exponent of contiguous scores -> plan of the mapping.
+# Shape, dtypes and device of contiguous tensors, and alpha -> plan of the mapping or of its derivative.
 plans: dict[tuple[Any, ...], Plan] = {}
 _MOST = 4096
 _ALIGNMENT = 16
+#: Whether products are fused with sums, for kernels whose loops depend on sums of products. When threads exchange terms, each
+#: would fuse its own product with the rounded product of the other: their sums differ in the last digit. Threads that
+#: disagree on whether a loop ends wait for each other forever.
+FUSION = False
 # Versions of Triton whose launchers can be called directly.
 _KNOWN_LAUNCHERS = ("3.6",)
 
@@ -40,47 +44,52 @@ class unwrapped:  # noqa: N801 (used interchangeably with `wrap_triton`)
 
 
 class Plan(NamedTuple):
-    """A mapping in one launch, from contiguous scores to probabilities of the same shape.
+    """A function of contiguous tensors of one shape in one launch, whose result has the same shape.
 
     Args:
         start: launches the kernel, given the three sizes of its grid and its arguments without constants.
         n_programs: the size of the grid.
-        rooms: shape and dtype of the scratch buffers: none, one for maxima and one for a list, or one shared by both.
-        numbers: the kernel's arguments after the tensors.
+        order: the kernel's pointers, by their positions among the inputs, the result and the scratch buffers.
+        rooms: shapes and dtypes of the scratch buffers.
+        numbers: the kernel's arguments after the pointers.
     """
 
     start: Callable[..., None]
     n_programs: int
+    order: tuple[int, ...]
     rooms: tuple[tuple[tuple[int, int], torch.dtype], ...]
     numbers: tuple[int, ...]
 
 
-def again(x: Tensor, exponent: int) -> Tensor | None:
-    """Run the plan for scores like ``x``, a plain tensor on the current device; return None if there is no plan."""
-    plan = plans.get((x.shape, x.dtype, x.get_device(), exponent))
-    if plan is None or not x.is_contiguous():
+def again(alpha: float, x: Tensor, *others: Tensor) -> Tensor | None:
+    """Run the plan for tensors like these, plain ones on the current device; return None if there is no plan."""
+    plan = plans.get((x.shape, x.dtype, x.get_device(), alpha, *[other.dtype for other in others]))
+    if plan is None:
         return None
-    start, n_programs, rooms, numbers = plan
-    y = torch.empty_like(x)
-    # Passing pointers as numbers skips the driver's lookup; both tensors are known to be on the device.
-    source, target = x.data_ptr(), y.data_ptr()
-    if (source | target) % _ALIGNMENT:
+    start, n_programs, order, rooms, numbers = plan
+    # Passing pointers as numbers skips the driver's lookup; all tensors are known to be on the device.
+    pointers = [x.data_ptr()]
+    for other in others:
+        if other.shape != x.shape or not other.is_contiguous():
+            return None
+        pointers.append(other.data_ptr())
+    if not x.is_contiguous() or any(pointer % _ALIGNMENT for pointer in pointers):
         return None
-    if rooms:
-        scratch = [torch.empty(shape, dtype=dtype, device=x.device) for shape, dtype in rooms]
-        start(n_programs, 1, 1, source, source, target, scratch[0].data_ptr(), scratch[-1].data_ptr(), *numbers)
-    else:
-        start(n_programs, 1, 1, source, source, target, *numbers)
-    return y
+    result = torch.empty_like(x)  # aligned, as are scratch buffers
+    scratch = [torch.empty(shape, dtype=dtype, device=x.device) for shape, dtype in rooms]
+    pointers += [tensor.data_ptr() for tensor in (result, *scratch)]
+    start(n_programs, 1, 1, *[pointers[place] for place in order], *numbers)
+    return result
 
 
-def keep_plan(x: Tensor, exponent: int, plan: Plan | None) -> None:
-    """Store the plan used for ``x`` for `again`, if it was compiled for aligned and contiguous scores."""
-    if plan is None or not x.is_contiguous() or x.data_ptr() % _ALIGNMENT:
+def keep_plan(alpha: float, plan: Plan | None, x: Tensor, *others: Tensor) -> None:
+    """Store a plan for `again`, if it was compiled for aligned and contiguous tensors."""
+    tensors = (x, *others)
+    if plan is None or not all(each.is_contiguous() and each.data_ptr() % _ALIGNMENT == 0 for each in tensors):
         return
     if len(plans) >= _MOST:
         plans.clear()
-    plans[(x.shape, x.dtype, x.get_device(), exponent)] = plan
+    plans[(x.shape, x.dtype, x.get_device(), alpha, *[other.dtype for other in others])] = plan
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> Callable[..., None] | None:
@@ -109,7 +118,7 @@ def _kind_of(number: Any) -> Any:
     """What Triton specializes on: whether an int is 1, whether it is divisible by 16, and whether it needs 64 bits."""
     if not isinstance(number, int) or -1 <= number <= 1:
         return number
-    return number % _ALIGNMENT == 0, -(2**31) <= number < 2**31
+    return number % _ALIGNMENT == 0, -(2**31) <= number < 2**31, number < 2**63
 
 
 def _starter(compiled: Any, constants: tuple[Any, ...], device: int) -> Callable[..., None]:

@@ -118,28 +118,37 @@ def planned_forward(
 
 def backward(probs: Tensor, grad: Tensor, exponent: int, *, wrap: Any = unwrapped, path: str = "") -> Tensor:
     """`simplex_backward` without torch's dispatcher; ``path`` forces "tile" or "groups"."""
+    return planned_backward(probs, grad, exponent, wrap=wrap, path=path)[0]
+
+
+def planned_backward(
+    probs: Tensor, grad: Tensor, exponent: int, *, wrap: Any = unwrapped, path: str = ""
+) -> tuple[Tensor, Plan | None]:
+    """`backward`, which also returns a plan to repeat it."""
     outer, inner, n = probs.shape
-    path = path or path_for(n, probs.dtype.itemsize)
     out = torch.empty_like(probs)
     strides = (*probs.stride(), *grad.stride(), *out.stride())
     is_double = probs.dtype == torch.float64
-    if path == "tile":
+    if (path or path_for(n, probs.dtype.itemsize)) == "tile":
         rows, block, warps = tile_shape(n, probs.stride(-1))
-        wrap(tile_backward)[(-(-outer * inner // rows),)](
-            probs, grad, out, outer * inner, n, inner, *strides,
+        n_programs, rooms, numbers = -(-outer * inner // rows), (), (outer * inner, n, inner, *strides)
+        start = wrap(tile_backward)[(n_programs,)](
+            probs, grad, out, *numbers,
             EXPONENT=exponent, ROWS=rows, BLOCK=block, IS_DOUBLE=is_double, num_warps=warps if block < 2048 else 2 * warps,
         )  # fmt: skip
-        return out
-    cut = groups_for(n)
-    wide = 2 if n > SPLIT_MOST else 1  # one program reads a whole row: more warps keep more loads in flight
-    n_groups = -(-n // cut.size)
-    ids = torch.empty((outer * inner, n_groups), dtype=torch.int32, device=probs.device)
-    wrap(groups_backward)[(outer * inner,)](
-        probs, grad, out, ids, n, n_groups, inner, *strides,
-        EXPONENT=exponent, GROUP=cut.size, CHUNK=wide * cut.chunk, BATCH=wide * cut.batch, IS_DOUBLE=is_double,
-        num_warps=wide * cut.warps,
-    )  # fmt: skip
-    return out
+    else:
+        cut = groups_for(n)
+        wide = 2 if n > SPLIT_MOST else 1  # one program reads a whole row: more warps keep more loads in flight
+        n_programs, n_groups = outer * inner, -(-n // cut.size)
+        rooms, numbers = (((n_programs, n_groups), torch.int32),), (n, n_groups, inner, *strides)
+        ids = torch.empty((n_programs, n_groups), dtype=torch.int32, device=probs.device)
+        start = wrap(groups_backward)[(n_programs,)](
+            probs, grad, out, ids, *numbers,
+            EXPONENT=exponent, GROUP=cut.size, CHUNK=wide * cut.chunk, BATCH=wide * cut.batch, IS_DOUBLE=is_double,
+            num_warps=wide * cut.warps,
+        )  # fmt: skip
+    order = tuple(range(3 + len(rooms)))
+    return out, None if start is None else Plan(start, n_programs, order, rooms, numbers)
 
 
 def path_for(n: int, itemsize: int) -> str:
@@ -204,16 +213,16 @@ def _tile(wrap: Any, x: Tensor, mask: Tensor, y: Tensor, options: dict[str, Any]
         x, mask, y, *numbers,
         LANES=lanes, WIDTH=width, ROWS=rows, BLOCK=block, **_without(options, "SLACK"), num_warps=warps,
     )  # fmt: skip
-    return None if start is None else Plan(start, n_programs, (), numbers)
+    return None if start is None else Plan(start, n_programs, (0, 0, 1), (), numbers)
 
 
 def scratch(x: Tensor, n_groups: int) -> tuple[Tensor, Tensor]:
     """Scratch buffers for the maxima of all groups, and for the list of groups that can hold support."""
-    peaks, ids = (torch.empty(shape, dtype=dtype, device=x.device) for shape, dtype in _rooms(x, n_groups))
+    peaks, ids = (torch.empty(shape, dtype=dtype, device=x.device) for shape, dtype in rooms_for(x, n_groups))
     return peaks, ids
 
 
-def _rooms(x: Tensor, n_groups: int) -> tuple[tuple[tuple[int, int], torch.dtype], ...]:
+def rooms_for(x: Tensor, n_groups: int) -> tuple[tuple[tuple[int, int], torch.dtype], ...]:
     """Shapes and dtypes of `scratch`."""
     shape = (x.shape[0] * x.shape[1], n_groups)
     return (shape, torch.float64 if x.dtype == torch.float64 else torch.float32), (shape, torch.int32)
@@ -225,7 +234,7 @@ def _groups(wrap: Any, x: Tensor, mask: Tensor, y: Tensor, options: dict[str, An
     n_groups = -(-n // cut.size)
     # torch.compile considers a tensor mutated if its values determine store addresses, unless they pass through memory.
     in_registers = wrap is unwrapped and n_groups <= cut.chunk
-    rooms = _rooms(x, n_groups)[1:] if in_registers else _rooms(x, n_groups)
+    rooms = rooms_for(x, n_groups)[1:] if in_registers else rooms_for(x, n_groups)
     kept = [torch.empty(shape, dtype=dtype, device=x.device) for shape, dtype in rooms]
     numbers = (n, n_groups, inner, *x.stride(), *spread(mask), *y.stride())
     limit = {"maxnreg": cut.registers} if cut.registers and wrap is unwrapped else {}
@@ -234,7 +243,7 @@ def _groups(wrap: Any, x: Tensor, mask: Tensor, y: Tensor, options: dict[str, An
         GROUP=cut.size, CHUNK=cut.chunk, BATCH=cut.batch, GROUPS=triton.next_power_of_2(int(n_groups)),
         IN_REGISTERS=in_registers, **options, num_warps=cut.warps, **limit,
     )  # fmt: skip
-    return None if start is None else Plan(start, outer * inner, rooms, numbers)
+    return None if start is None else Plan(start, outer * inner, (0, 0, 1, 2, len(rooms) + 1), rooms, numbers)
 
 
 def _split(wrap: Any, x: Tensor, mask: Tensor, y: Tensor, options: dict[str, Any]) -> None:

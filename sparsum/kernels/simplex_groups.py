@@ -75,17 +75,23 @@ def find_groups(
     values, ids, n_groups, EXPONENT: tl.constexpr, SLACK: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     """The maximum of a row, a lower bound of its threshold, and the number of groups above it, listed in ``ids``."""
-    group = tl.arange(0, GROUPS)
     peak = tl.max(values, 0)
     z = shift(values, peak, EXPONENT)
     threshold, step = solve_tile(z[None, :], FIRST_GUESS, 1, EXPONENT, ROUGH)
     bound = tl.sum(threshold + step, 0) - SLACK  # a sum of one
+    return peak, bound, list_groups(z, peak, bound, ids, n_groups, GROUPS)
+
+
+@triton.jit
+def list_groups(z, peak, bound, ids, n_groups, GROUPS: tl.constexpr):
+    """List the groups of a row whose maxima z are not below a bound in ``ids``; returns their number."""
+    group = tl.arange(0, GROUPS)
     floor = tl.where(peak == -float("inf"), float("inf"), bound)  # fully masked: no group
     floor = tl.where(peak == float("inf"), -float("inf"), floor)  # there may be a NaN: keep all groups
-    is_kept = (z >= floor) & (group < n_groups)
+    is_kept = ~(z < floor) & (group < n_groups)  # also where the bound is NaN
     position = tl.cumsum(is_kept.to(tl.int32), 0) - 1
     tl.store(ids + position, group, mask=is_kept)
-    return peak, bound, tl.sum(is_kept.to(tl.int32), 0)
+    return tl.sum(is_kept.to(tl.int32), 0)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from sparsum.kernels.launch import unwrapped
 MOST_TAGS = 64
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])  # the compiler fails on a length known to be 1
 def follow(unary, transition, before, path, length, n, TAGS: tl.constexpr):
     """The first of the best paths. ``before`` holds the best tag before each tag of each position."""
     row = tl.program_id(0).to(tl.int64)

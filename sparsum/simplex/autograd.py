@@ -71,7 +71,7 @@ def _call(function: type[torch.autograd.Function], *inputs: Any) -> Tensor:
 def _solve(x: Tensor, alpha: Alpha, mask: Tensor | None) -> Tensor:
     """The mapping without gradient; reuses a cached launch if there is one, which is faster than dispatching."""
     if mask is None and x.is_cuda and not x.is_neg():
-        known = dispatch.again(x, alpha)
+        known = dispatch.again(alpha, x)
         if known is not None:
             return known
     return solve(x, alpha, mask)
@@ -81,6 +81,10 @@ def _jacobian(probs: Tensor, alpha: Alpha, vector: Tensor) -> Tensor:
     """The Jacobian at ``probs`` times ``vector``, differentiable."""
     if torch.is_grad_enabled() or is_transformed():
         return _call(_Jacobian, probs, alpha, vector)
+    if probs.is_cuda and not probs.is_neg() and kernels.can_read(vector) and not torch.compiler.is_compiling():
+        known = dispatch.again(alpha, probs, vector)
+        if known is not None:
+            return known
     return _product(probs, alpha, vector)
 
 

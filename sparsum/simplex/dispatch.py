@@ -22,12 +22,18 @@ def has_kernel(x: Tensor, alpha: float | Tensor, _mask: Tensor | None = None) ->
     return x.dtype in _DTYPES and (isinstance(alpha, Tensor) or alpha > 1)
 
 
-def again(x: Tensor, alpha: float | Tensor) -> Tensor | None:
-    """As `solve_by_kernel` for a known shape on a GPU, else None: half the time of a small batch is saved."""
-    exponent = _WHOLE_EXPONENTS.get(alpha) if isinstance(alpha, float) else None
-    if exponent is not None and is_unobserved(x) and x.get_device() == torch.cuda.current_device():
-        return launch.again(x, exponent)
-    return None
+def again(alpha: float | Tensor, x: Tensor, *others: Tensor) -> Tensor | None:
+    """As `solve_by_kernel` or `jacobian` for known shapes on a GPU, else None: half the time of a small batch is saved.
+
+    No tensor is a lazy negative, and all are on the same device.
+    """
+    if (
+        type(alpha) is not float
+        or not all(map(is_unobserved, (x, *others)))
+        or x.get_device() != torch.cuda.current_device()
+    ):
+        return None
+    return launch.again(alpha, x, *others)
 
 
 def solve_by_kernel(x: Tensor, alpha: float | Tensor, mask: Tensor | None) -> Tensor:
@@ -37,23 +43,30 @@ def solve_by_kernel(x: Tensor, alpha: float | Tensor, mask: Tensor | None) -> Te
     if not is_unobserved(x):
         return traced(x, alpha, mask)
     rows, allowed = as_rows(x), None if mask is None else as_rows(mask, x.shape)
-    exponent = None if isinstance(alpha, Tensor) else _WHOLE_EXPONENTS.get(alpha)
-    if exponent is None:
+    if isinstance(alpha, Tensor):
         return entmax.forward(rows, allowed, _alphas(alpha, x)).view(x.shape)
-    probs, plan = simplex.planned_forward(rows, allowed, exponent)
-    launch.keep_plan(x, exponent, plan)
+    exponent = _WHOLE_EXPONENTS.get(alpha)
+    if exponent is None:
+        probs, plan = entmax.planned_forward(rows, allowed, alpha)
+    else:
+        probs, plan = simplex.planned_forward(rows, allowed, exponent)
+    launch.keep_plan(alpha, plan, x)
     return probs.view(x.shape)
 
 
 def jacobian(probs: Tensor, alpha: float | Tensor, vector: Tensor) -> Tensor:
     """The Jacobian at ``probs`` (*batch, n) times ``vector``, without gradient."""
-    from sparsum.kernels import simplex
+    from sparsum.kernels import entmax, simplex
 
-    exponent = None if isinstance(alpha, Tensor) else _WHOLE_EXPONENTS.get(alpha)
-    if exponent is None:
+    if isinstance(alpha, Tensor) or not is_unobserved(probs):
         return _multiply(probs, alpha, vector, with_alpha=False)[0]
-    multiply = simplex.backward if is_unobserved(probs) else simplex.simplex_backward
-    product: Tensor = multiply(as_rows(probs), as_rows(vector), exponent)
+    rows, vectors = as_rows(probs), as_rows(vector)
+    exponent = _WHOLE_EXPONENTS.get(alpha)
+    if exponent is None:
+        product, _, plan = entmax.planned_backward(rows, vectors, alpha, with_alpha=False)
+    else:
+        product, plan = simplex.planned_backward(rows, vectors, exponent)
+    launch.keep_plan(alpha, plan, probs, vector)
     return product.view(probs.shape)
 
 
@@ -64,13 +77,16 @@ def gradients(probs: Tensor, alpha: Tensor, grad: Tensor) -> tuple[Tensor, Tenso
 
 
 def _multiply(probs: Tensor, alpha: float | Tensor, vector: Tensor, *, with_alpha: bool) -> tuple[Tensor, Tensor]:
-    from sparsum.kernels import entmax
+    from sparsum.kernels import entmax, simplex
 
-    rows, vectors, alphas = as_rows(probs), as_rows(vector), _alphas(alpha, probs)
-    if is_unobserved(probs):
-        product, grad_alphas = entmax.backward(rows, vectors, alphas, with_alpha=with_alpha)
+    rows, vectors = as_rows(probs), as_rows(vector)
+    exponent = None if isinstance(alpha, Tensor) else _WHOLE_EXPONENTS.get(alpha)
+    if exponent is not None:
+        product, grad_alphas = simplex.simplex_backward(rows, vectors, exponent), probs.new_empty(0)
+    elif is_unobserved(probs):
+        product, grad_alphas = entmax.backward(rows, vectors, _alphas(alpha, probs), with_alpha=with_alpha)
     else:
-        product, grad_alphas = entmax.entmax_backward(rows, vectors, alphas, with_alpha)
+        product, grad_alphas = entmax.entmax_backward(rows, vectors, _alphas(alpha, probs), with_alpha)
     return product.view(probs.shape), grad_alphas
 
 

@@ -189,7 +189,7 @@ def _map_again(x: Tensor, alpha: float | Tensor, dim: int) -> Tensor | None:
         return None
     if type(alpha) is not float or x.layout is not torch.strided or x.is_nested or not autograd.is_plain(x, alpha):
         return None
-    return dispatch.again(x, alpha)
+    return dispatch.again(alpha, x)
 
 
 def _map_anew(x: Tensor, alpha: float | Tensor, dim: int, mask: Tensor | None) -> Tensor:

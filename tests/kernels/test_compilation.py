@@ -15,7 +15,8 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from sparsum.kernels import active_steps, any_alpha, arborescence, assignment, flows, simplex_groups, simplex_tile, viterbi
+from sparsum.kernels import active_steps, any_alpha, any_alpha_groups, any_alpha_math, arborescence, assignment, flows
+from sparsum.kernels import simplex_groups, simplex_tile, viterbi
 
 def compile(kernel, **constants):
     def type_of(name):
@@ -23,16 +24,20 @@ def compile(kernel, **constants):
     signature = {name: "constexpr" if name in constants else type_of(name) for name in kernel.arg_names}
     triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
 
-TYPES = {"alphas": "*fp64", "ids": "*i32", "scores": "*fp64", "row_duals": "*fp64", "column_duals": "*fp64"}
+TYPES = {"alphas": "*fp64", "rate": "i64", "ids": "*i32", "scores": "*fp64", "row_duals": "*fp64", "column_duals": "*fp64"}
 TYPES |= {name: "*i64" for name in ("lengths", "columns", "heads", "found", "atoms")}
 TYPES |= {name: "*i32" for name in ("is_found", "is_active", "counts")}
 TYPES |= {"vectors": "*i8", "found_vectors": "*fp32", "edges": "*fp64"}
 TYPES |= {name: "*fp64" for name in ("linear", "weight", "limit", "origin", "mean", "target", "asked", "inverse", "lines")}
 POINTERS = {"x", "mask", "y", "probs", "grad", "out", "alpha_out", "peaks"}
 row = dict(HAS_MASK=True, IS_HALF=False, TOLERANCE=1e-6, IS_DOUBLE=False)
-compile(any_alpha.any_tile_forward, EPS=1e-7, LANES=128, WIDTH=4, ROWS=1, BLOCK=1024, **row)
-compile(any_alpha.any_loop_forward, EPS=1e-7, BLOCK=1024, **row)
-compile(any_alpha.any_backward, WITH_ALPHA=True, BLOCK=1024, IS_DOUBLE=False)
+for kind in (any_alpha_math.ANY.value, any_alpha_math.BETWEEN.value):
+    alphas = dict(KIND=kind, EPS=1e-7)
+    compile(any_alpha.any_tile_forward, LANES=128, WIDTH=4, ROWS=1, BLOCK=1024, **alphas, **row)
+    compile(any_alpha_groups.any_groups_forward, SLACK=1e-5, GROUP=32, CHUNK=32, BATCH=16, GROUPS=128, **alphas, **row)
+backward = dict(HAS_ALPHAS=True, WITH_ALPHA=True, IS_DOUBLE=False)
+compile(any_alpha.any_tile_backward, ROWS=1, BLOCK=1024, **backward)
+compile(any_alpha_groups.any_groups_backward, GROUP=32, CHUNK=32, BATCH=16, **backward)
 compile(simplex_tile.tile_forward, EXPONENT=3, LANES=128, WIDTH=4, ROWS=1, BLOCK=1024, **row)
 compile(simplex_tile.tile_backward, EXPONENT=3, ROWS=1, BLOCK=1024, IS_DOUBLE=False)
 groups = dict(IN_REGISTERS=False, GROUP=32, CHUNK=32, BATCH=16, GROUPS=128)

@@ -6,6 +6,7 @@ Exponent 1 is sparsemax, exponent 2 is 1.5-entmax. Blocks are made so small that
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from unittest import mock
 
@@ -26,6 +27,7 @@ from tests.kernels.serving import serving
 from tests.reference import entmax_by_root_finding, sparsemax_by_sorting
 
 kernels = pytest.importorskip("sparsum.kernels.simplex")
+any_alpha = pytest.importorskip("sparsum.kernels.entmax")
 packing = pytest.importorskip("sparsum.kernels.simplex_packed")
 steps = pytest.importorskip("sparsum.kernels.simplex_math")
 
@@ -237,14 +239,26 @@ def test_plans_of_scores_seen_before() -> None:
     """A plan serves scores of its shape that are contiguous and aligned, and no others."""
     x, start = torch.zeros(4, 16, device=DEVICE), mock.MagicMock()
     with mock.patch.dict(launching.plans, clear=True):
-        launching.keep_plan(x, 1, launching.Plan(start, 2, (((4, 2), torch.int32),), (4, 16)))
-        launching.keep_plan(x.t(), 1, launching.Plan(start, 2, (), ()))
-        assert launching.again(x, 2) is None
-        assert launching.again(x.double(), 1) is None
-        assert launching.again(x.t(), 1) is None
-        assert launching.again(torch.zeros(65, device=DEVICE)[1:].view(4, 16), 1) is None
+        launching.keep_plan(1.5, launching.Plan(start, 2, (0, 0, 1, 2, 2), (((4, 2), torch.int32),), (4, 16)), x)
+        launching.keep_plan(1.5, launching.Plan(start, 2, (0, 1, 2), (), (9,)), x, x)
+        launching.keep_plan(1.5, launching.Plan(start, 2, (0, 0, 1), (), ()), x.t())
+        odd = torch.zeros(65, device=DEVICE)[1:].view(4, 16)
+        assert launching.again(2.0, x) is None
+        for others in (
+            (x.double(),),
+            (x.t(),),
+            (odd,),
+            (x, x.double()),
+            (x, x.t().contiguous().t()),
+            (x, odd),
+            (x, x[:1]),
+        ):
+            assert launching.again(1.5, *others) is None
         start.assert_not_called()
-        y = launching.again(x, 1)
+        product = launching.again(1.5, x, x + 1)
+        assert product is not None
+        assert start.call_args.args[3:4] + start.call_args.args[5:] == (x.data_ptr(), product.data_ptr(), 9)
+        y = launching.again(1.5, x)
     assert y is not None
     assert y.shape == x.shape
     *pointers, peaks, ids, n_rows, n = start.call_args.args
@@ -266,15 +280,19 @@ def test_fused_reductions(path: str) -> None:
 @pytest.mark.parametrize("shape", [(10,), (64, 10), (3, 5, 300), (2, 3, 4, 2304), (7, 4096), (3, 5000)])
 def test_the_second_call(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """By a plan, bit for bit as the first and as with a gradient; for other strides another kernel may round otherwise."""
-    for mapping, exponent in ((sp.sparsemax, 1), (sp.entmax15, 2)):
-        x, other = (torch.randn(shape, device="cuda").to(dtype) for _ in range(2))
+    for mapping, alpha in ((sp.sparsemax, 2.0), (sp.entmax15, 1.5), (lambda x: sp.entmax(x, 1.3), 1.3)):
+        x, other, grad = (torch.randn(shape, device="cuda").to(dtype) for _ in range(3))
         with mock.patch.dict(launching.plans, clear=True):
-            first = mapping(x)
-            assert len(launching.plans) == 1
-            with mock.patch.object(kernels, "planned_forward", side_effect=AssertionError):
+            leaf = x.clone().requires_grad_()
+            first = mapping(leaf)
+            (product,) = torch.autograd.grad(first, leaf, grad)
+            assert len(launching.plans) == 2
+            with contextlib.ExitStack() as stack:
+                for module, name in itertools.product((kernels, any_alpha), ("planned_forward", "planned_backward")):
+                    stack.enter_context(mock.patch.object(module, name, side_effect=AssertionError))
                 assert torch.equal(mapping(x), first)
-                assert torch.equal(mapping(x.clone().requires_grad_()), first)
-                assert_near(mapping(other), expected(other, exponent), dtype)
+                assert torch.equal(torch.autograd.grad(mapping(leaf), leaf, grad)[0], product)
+                assert_near(mapping(other), solve_plainly(other.cpu().double(), alpha), dtype)
         assert_near(mapping(torch.stack([x, x], -1)[..., 0]), first, dtype)
 
 
