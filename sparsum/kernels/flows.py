@@ -81,7 +81,8 @@ def _eliminate(values, inverse, errors, gains, lines, size, most, n, ridge, TAGS
             row, gain_row = tl.sum(tl.where(a == k, block, 0.0), 0), tl.sum(tl.where(a == k, gain, 0.0), 0)
             column = tl.sum(tl.where(b == k, block, 0.0), 1)
             pivot, right_k = tl.sum(tl.where(tag == k, column, 0.0), 0), tl.sum(tl.where(tag == k, right, 0.0), 0)
-            factor, scale = column / pivot, 1 / pivot  # a division of all entries would take most of the time
+            scale = 1 / pivot  # one division: they would take most of the time
+            factor = column * scale
             block = tl.where(a == k, row[None, :] * scale, block - factor[:, None] * row[None, :])
             gain = tl.where(a == k, gain_row[None, :] * scale, gain - factor[:, None] * gain_row[None, :])
             right = tl.where(tag == k, right_k * scale, right - factor * right_k)

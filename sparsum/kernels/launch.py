@@ -15,9 +15,9 @@ _remembered: dict[tuple[Any, ...], Callable[..., None]] = {}
 plans: dict[tuple[Any, ...], Plan] = {}
 _MOST = 4096
 _ALIGNMENT = 16
-#: Whether products are fused with sums, for kernels whose loops depend on sums of products. When threads exchange terms, each
-#: would fuse its own product with the rounded product of the other: their sums differ in the last digit. Threads that
-#: disagree on whether a loop ends wait for each other forever.
+#: Whether products are fused with sums, for kernels whose loops depend on sums of products. Of two threads that exchange
+#: terms, each would fuse its own product with the rounded product of the other: their sums differ in the last digit. Threads
+#: that disagree on whether a loop ends wait for each other forever.
 FUSION = False
 # Versions of Triton whose launchers can be called directly.
 _KNOWN_LAUNCHERS = ("3.6",)
