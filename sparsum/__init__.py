@@ -43,6 +43,7 @@ from sparsum.structures import Groups as Groups
 from sparsum.structures import Matching as Matching
 from sparsum.structures import NoDistribution as NoDistribution
 from sparsum.structures import OneOf as OneOf
+from sparsum.structures import Paths as Paths
 from sparsum.structures import Permutation as Permutation
 from sparsum.structures import Potentials as Potentials
 from sparsum.structures import ProjectiveTree as ProjectiveTree

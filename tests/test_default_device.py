@@ -112,6 +112,7 @@ SCORES: dict[str, tuple[sp.AbstractStructure, Any]] = {
     "binary tree": (sp.BinaryTree(2), X.reshape(3, 2, 2)),
     "single root": (sp.Tree(2, single_root=True, lengths=[2, 1, 1]), X.reshape(3, 2, 2)),
     "permutation": (sp.Permutation(4), X),
+    "paths": (sp.Paths([(0, 1), (0, 1), (1, 2), (1, 2)]), X),
     "matching": (sp.Matching(2), X.reshape(3, 2, 2)),
     "enumerated": (sp.Enumerated(EMBEDDED[:, :, 0]), X[:, :2]),
 }

@@ -11,6 +11,7 @@ from sparsum.structures.enumerated import Enumerated as Enumerated
 from sparsum.structures.groups import Groups as Groups
 from sparsum.structures.matching import Matching as Matching
 from sparsum.structures.one_of import OneOf as OneOf
+from sparsum.structures.paths import Paths as Paths
 from sparsum.structures.permutation import Permutation as Permutation
 from sparsum.structures.projective import ProjectiveTree as ProjectiveTree
 from sparsum.structures.scores import BoundScores as BoundScores

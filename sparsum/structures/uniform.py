@@ -19,6 +19,7 @@ from sparsum.structures.enumerated import Enumerated
 from sparsum.structures.groups import Groups
 from sparsum.structures.matching import Matching
 from sparsum.structures.one_of import OneOf
+from sparsum.structures.paths import Paths
 from sparsum.structures.permutation import Permutation
 from sparsum.structures.projective import ProjectiveTree
 from sparsum.structures.sequence import Sequence
@@ -170,10 +171,16 @@ def _permutations(n: int, size: int, generator: torch.Generator | None, device: 
     return torch.rand(n, size, generator=generator, device=device, dtype=torch.float64).argsort(-1)
 
 
+@_register(Paths)
 @_register(ProjectiveTree)
 @_register(BinaryTree)
-def _chart(
-    structure: ProjectiveTree | BinaryTree, n: int, *, generator: torch.Generator | None, device: torch.device, **_: Any
+def _summed(
+    structure: Paths | ProjectiveTree | BinaryTree,
+    n: int,
+    *,
+    generator: torch.Generator | None,
+    device: torch.device,
+    **_: Any,
 ) -> Tensor:
     scores = torch.zeros(1, *structure.score_shape, dtype=torch.float64, device=device)
     return structure.sample(scores, n, generator).squeeze(1)

@@ -36,6 +36,7 @@ STRUCTURES: dict[str, sp.AbstractStructure] = {
     "projective tree, single root": sp.ProjectiveTree(4, single_root=True),
     "binary tree": sp.BinaryTree(4),
     "binary tree, labels": sp.BinaryTree(2, n_labels=2),
+    "paths": sp.Paths([(0, 1), (0, 2), (0, 2), (1, 2), (2, 3), (1, 3)]),
     "enumerated": sp.Enumerated(torch.eye(3)),
 }
 every_structure = pytest.mark.parametrize("name", STRUCTURES)

@@ -37,6 +37,9 @@ STRUCTURES: list[sp.AbstractStructure] = [
     sp.Matching(2, 4),
     sp.Permutation(1),
     sp.Permutation(4),
+    sp.Paths([(0, 1)]),
+    sp.Paths([(0, 1), (0, 2), (0, 2), (1, 2), (2, 3), (1, 3)]),
+    sp.Paths([(0, 1), (0, 1), (1, 2), (1, 2), (0, 2)], parts=[0, -1, 1, 2, 1]),
     sp.Enumerated(VECTORS),
 ]
 
