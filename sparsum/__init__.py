@@ -35,11 +35,13 @@ from sparsum.simplex import sparsemax as sparsemax
 from sparsum.simplex import sparsemax_loss as sparsemax_loss
 from sparsum.solvers import NotConverged as NotConverged
 from sparsum.structures import AbstractStructure as AbstractStructure
+from sparsum.structures import Alignment as Alignment
 from sparsum.structures import BinaryTree as BinaryTree
 from sparsum.structures import Bits as Bits
 from sparsum.structures import Budget as Budget
 from sparsum.structures import Enumerated as Enumerated
 from sparsum.structures import Groups as Groups
+from sparsum.structures import Knapsack as Knapsack
 from sparsum.structures import Matching as Matching
 from sparsum.structures import NoDistribution as NoDistribution
 from sparsum.structures import OneOf as OneOf
@@ -48,6 +50,7 @@ from sparsum.structures import Permutation as Permutation
 from sparsum.structures import Potentials as Potentials
 from sparsum.structures import ProjectiveTree as ProjectiveTree
 from sparsum.structures import Scores as Scores
+from sparsum.structures import Segmentation as Segmentation
 from sparsum.structures import Sequence as Sequence
 from sparsum.structures import Subset as Subset
 from sparsum.structures import Tree as Tree

@@ -105,6 +105,11 @@ class AbstractStructure(ABC):
         return 1
 
     @property
+    def most_parts(self) -> int | None:
+        """The largest number of parts that an assignment uses, or None if it is unknown; makes SparseMAP more accurate."""
+        return None
+
+    @property
     def group_size(self) -> int | None:
         """The number of parts per group, if assignments use exactly one part of each group of consecutive parts."""
         return None

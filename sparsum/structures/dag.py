@@ -6,6 +6,7 @@ goes through the levels up or down, and combines the edges of each vertex: those
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sparsum.tensors import tensor_cache
 
@@ -28,6 +30,26 @@ class Block(NamedTuple):
     ends: Tensor  # shape: (n, degree), the other ends of the edges
 
 
+class Slots(NamedTuple):
+    """The tables of the edges that leave vertices, concatenated; the last vertex is the sink, with one slot for no edge."""
+
+    edges: Tensor  # shape: (n_slots,)
+    of_edge: Tensor  # shape: (n_edges,), the slot of each edge
+    of_vertex: Tensor  # shape: (n_vertices,), the first slot of each vertex
+    place: Tensor  # shape: (n_vertices,), where each vertex is among those of all tables
+
+    @classmethod
+    def of(cls, blocks: tuple[Block, ...], sink: int, n_edges: int) -> Slots:
+        """Concatenate the tables of all vertices but the sink."""
+        blocks = (*blocks, Block(*(torch.tensor(value, device="cpu") for value in ([sink], [[n_edges]], [[sink]]))))
+        edges = torch.cat([block.edges.flatten() for block in blocks])
+        vertices = torch.cat([block.vertices for block in blocks])
+        degree = torch.cat([torch.full_like(block.vertices, block.edges.shape[1]) for block in blocks])
+        order, of_edge = vertices.argsort(), torch.zeros(n_edges + 1, dtype=torch.int64, device="cpu")
+        of_edge[edges] = torch.arange(len(edges), device="cpu")
+        return cls(edges, of_edge[:-1].clone(), (degree.cumsum(0) - degree)[order], order)
+
+
 @dataclass(frozen=True, eq=False)
 class Graph:
     """A graph in which every vertex lies on a path from the source to the sink."""
@@ -40,7 +62,7 @@ class Graph:
     longest: int  # the largest number of edges of a path
     leaving: tuple[Block, ...]  # in the order of levels, from the sink up
     entering: tuple[Block, ...]  # from the source down
-    place: Tensor  # shape: (n_edges,), where edges are in the concatenated tables of `leaving`
+    slots: Slots
 
     @classmethod
     def of(
@@ -58,11 +80,9 @@ class Graph:
         out, into = _Incidence.of(tails, heads), _Incidence.of(heads, tails)
         leaving = tuple(block for vertices in by_level[1:] for block in out.blocks(vertices))
         entering = tuple(block for vertices in by_level[-2::-1] for block in into.blocks(vertices))
-        slots = torch.cat([block.edges.flatten() for block in leaving])
-        place = torch.empty(len(edges) + 1, dtype=torch.int64, device="cpu")
-        place[slots] = torch.arange(len(slots), device="cpu")
         source, sink = int(tails[0]), int(heads[-1])
-        return cls(tails, heads, source, sink, n_vertices, levels[source], leaving, entering, place[:-1].clone())
+        slots = Slots.of(leaving, sink, len(edges))
+        return cls(tails, heads, source, sink, n_vertices, levels[source], leaving, entering, slots)
 
     @property
     def n_edges(self) -> int:
@@ -93,7 +113,7 @@ class Graph:
         edges: Tensor,  # shape: (*,), where the number of edges stands for none
     ) -> Tensor:
         """The vertices that edges lead to, and the sink for none: (*,)."""
-        return torch.nn.functional.pad(self.heads, (0, 1), value=self.sink)[edges]
+        return pad(self.heads, (0, 1), value=self.sink)[edges]
 
     def contains(
         self,
@@ -102,7 +122,7 @@ class Graph:
     ) -> Tensor:
         """Whether edges form paths from the given vertices to the sink, with none after the sink: (n,)."""
         ends = torch.cat([start.unsqueeze(-1), self.following(edges)], -1)
-        tails = torch.nn.functional.pad(self.tails, (0, 1), value=self.sink)[edges]
+        tails = pad(self.tails, (0, 1), value=self.sink)[edges]
         return (tails == ends[:, :-1]).all(-1) & (ends[:, -1] == self.sink)
 
 
@@ -143,15 +163,11 @@ def _moved(graph: Graph, device: torch.device) -> Graph:
     def blocks(old: tuple[Block, ...]) -> tuple[Block, ...]:
         return tuple(Block(*(tensor.to(device) for tensor in block)) for block in old)
 
-    tails, heads, place = (tensor.to(device) for tensor in (graph.tails, graph.heads, graph.place))
-    return Graph(
-        tails,
-        heads,
-        graph.source,
-        graph.sink,
-        graph.n_vertices,
-        graph.longest,
-        blocks(graph.leaving),
-        blocks(graph.entering),
-        place,
+    return dataclasses.replace(
+        graph,
+        tails=graph.tails.to(device),
+        heads=graph.heads.to(device),
+        leaving=blocks(graph.leaving),
+        entering=blocks(graph.entering),
+        slots=Slots(*(tensor.to(device) for tensor in graph.slots)),
     )

@@ -23,28 +23,27 @@ def best_paths(
     They are edges, and the number of edges after the sink. If fewer paths start at a row's vertex than at the source, the
     last one is repeated.
     """
-    n_rows = len(scores)
+    n_rows, n_vertices = len(scores), graph.n_vertices
     k = min(k, graph.n_paths[graph.source])
-    values = scores.new_full((n_rows, graph.n_vertices, k), -torch.inf)
+    values = scores.new_full((n_rows, n_vertices, k), -torch.inf)
     values[:, graph.sink, 0] = 0.0
-    choices = torch.full(values.shape, graph.n_edges * k, dtype=torch.int64, device=scores.device)  # edge * k + rank
+    ways = []  # for each vertex of a block, slot * k + rank of its best continuations
     blocks = zip(graph.leaving, graph.block_sizes, tables(scores, graph.leaving, -torch.inf), strict=True)
     for block, n_paths, terms in blocks:
-        ways = values.index_select(1, block.ends.flatten()).unflatten(1, block.ends.shape) + terms.unsqueeze(-1)
-        value, slot = first_k(ways.flatten(2), min(k, n_paths), 2)
-        edges = block.edges.expand(n_rows, -1, -1).gather(2, slot // k)
-        missing = (0, k - value.shape[-1])
-        values.index_copy_(1, block.vertices, pad(value, missing, value=-torch.inf))
-        choices.index_copy_(1, block.vertices, pad(edges * k + slot % k, missing))
-    row = torch.arange(n_rows, device=scores.device)
-    n_found = (values[row, starts] > -torch.inf).sum(-1, keepdim=True).clamp_min(1)
+        continued = values.index_select(1, block.ends.flatten()).view(n_rows, *block.ends.shape, k) + terms.unsqueeze(-1)
+        value, way = first_k(continued.flatten(2), min(k, n_paths), 2)
+        values[..., : value.shape[-1]].index_copy_(1, block.vertices, value)
+        ways.append(pad(way, (0, k - way.shape[-1])))
+    ways.append(ways[0].new_zeros(n_rows, 1, k))
+    way = torch.cat(ways, 1).index_select(1, graph.slots.place)  # shape: (n_rows, n_vertices, k)
+    edges = graph.slots.edges[graph.slots.of_vertex.unsqueeze(-1) + way // k].flatten(1)
+    following = graph.following(edges) * k + (way % k).flatten(1)  # vertex * k + rank
+    n_found = (values.gather(1, starts.view(-1, 1, 1).expand(-1, 1, k)) > -torch.inf).sum(-1).clamp_min(1)
     rank = torch.minimum(torch.arange(k, device=scores.device), n_found - 1)
-    vertex, found, flat = starts.unsqueeze(-1).expand_as(rank), [], choices.flatten(1)
-    for _ in range(graph.longest):
-        choice = flat.gather(1, vertex * k + rank)
-        found.append(choice // k)
-        vertex, rank = graph.following(found[-1]), choice % k
-    return torch.stack(found, -1)
+    states = [starts.unsqueeze(-1) * k + rank]
+    for _ in range(graph.longest - 1):
+        states.append(following.gather(1, states[-1]))
+    return edges.gather(1, torch.cat(states, 1)).view(n_rows, graph.longest, k).transpose(1, 2)
 
 
 def sample_paths(

@@ -45,7 +45,7 @@ def transitions(
         # The larger of the two is the same entry, so that nothing cancels.
         values.index_copy_(1, block.vertices, terms.amax(-1) - log_probs[-1].amax(-1))
     joined = torch.cat([each.flatten(1) for each in log_probs], 1)
-    return values, joined.index_select(1, graph.place).exp()
+    return values, joined.index_select(1, graph.slots.of_edge).exp()
 
 
 class _LogSum(torch.autograd.Function):
@@ -94,7 +94,7 @@ def _masses(probs: Tensor, graph: Graph, starts: Tensor) -> Tensor:
     masses = _one_hot(probs, graph, starts)
     for block, weights in zip(graph.entering, tables(probs, graph.entering, 0.0), strict=True):
         inflow = (weights * _gather(masses, block.ends)).sum(-1)
-        masses.index_copy_(1, block.vertices, masses.index_select(1, block.vertices) + inflow)
+        masses.index_add_(1, block.vertices, inflow)
     return masses
 
 

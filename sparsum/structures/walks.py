@@ -58,6 +58,11 @@ class AbstractWalks(AbstractStructure):
         """The number of parts."""
         return math.prod(self.score_shape)
 
+    @property
+    def most_parts(self) -> int:
+        """The length of the longest path."""
+        return self.graph.longest
+
     def starts(self, n_rows: int, device: torch.device) -> Tensor:
         """The vertex at which the paths of each row start, by default the source: (n_rows,)."""
         return torch.full((n_rows,), self.graph.source, device=device)
