@@ -39,7 +39,9 @@ from sparsum.structures import Alignment as Alignment
 from sparsum.structures import BinaryTree as BinaryTree
 from sparsum.structures import Bits as Bits
 from sparsum.structures import Budget as Budget
+from sparsum.structures import DecisionDiagram as DecisionDiagram
 from sparsum.structures import Enumerated as Enumerated
+from sparsum.structures import Formula as Formula
 from sparsum.structures import Groups as Groups
 from sparsum.structures import Knapsack as Knapsack
 from sparsum.structures import Matching as Matching

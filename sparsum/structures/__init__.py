@@ -6,9 +6,11 @@ from sparsum.structures.binary_tree import BinaryTree as BinaryTree
 from sparsum.structures.bits import Bits as Bits
 from sparsum.structures.bits import Budget as Budget
 from sparsum.structures.bits import Subset as Subset
+from sparsum.structures.decision_diagram import DecisionDiagram as DecisionDiagram
 from sparsum.structures.declarations import BitCounts as BitCounts
 from sparsum.structures.declarations import Potentials as Potentials
 from sparsum.structures.enumerated import Enumerated as Enumerated
+from sparsum.structures.formulas import Formula as Formula
 from sparsum.structures.groups import Groups as Groups
 from sparsum.structures.knapsack import Knapsack as Knapsack
 from sparsum.structures.matching import Matching as Matching

@@ -16,6 +16,7 @@ from sparsum.structures.abstract import AbstractStructure
 from sparsum.structures.alignment import Alignment
 from sparsum.structures.binary_tree import BinaryTree
 from sparsum.structures.bits import Bits, Budget, Subset
+from sparsum.structures.decision_diagram import DecisionDiagram
 from sparsum.structures.enumerated import Enumerated
 from sparsum.structures.groups import Groups
 from sparsum.structures.knapsack import Knapsack
@@ -175,6 +176,7 @@ def _permutations(n: int, size: int, generator: torch.Generator | None, device: 
 
 
 @_register(Alignment)
+@_register(DecisionDiagram)
 @_register(Knapsack)
 @_register(Paths)
 @_register(Segmentation)

@@ -39,6 +39,7 @@ STRUCTURES: dict[str, sp.AbstractStructure] = {
     "alignment": sp.Alignment(3, 5),
     "segmentation": sp.Segmentation(3, 2, 2),
     "knapsack": sp.Knapsack((3, 4, 2, 10, 0), 6),
+    "diagram": sp.DecisionDiagram(4, [[1, -2], [2, 3]]),
     "paths": sp.Paths([(0, 1), (0, 2), (0, 2), (1, 2), (2, 3), (1, 3)]),
     "enumerated": sp.Enumerated(torch.eye(3)),
 }

@@ -46,6 +46,8 @@ STRUCTURES: list[sp.AbstractStructure] = [
     sp.Segmentation(4, 2, 2),
     sp.Knapsack((2,), 2),
     sp.Knapsack((3, 4, 2, 10, 0), 6),
+    sp.DecisionDiagram(1, []),
+    sp.DecisionDiagram(4, [[1, -2], [2, 3]]),
     sp.Enumerated(VECTORS),
 ]
 
