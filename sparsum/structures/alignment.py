@@ -194,8 +194,8 @@ class Alignment(AbstractRagged):
     ) -> Decomposition:
         """Split mean vectors into the alignments of the quantiles of each frame's token, in closed form.
 
-        From a frame to the next, every quantile stays at its token or moves to the next one. See docs/pulling.md on
-        sequences: the alignments are those of a fixed direction that prefers small tokens early.
+        From a frame to the next, every quantile stays at its token or moves to the next one. Weights are the distances of
+        sorted probabilities, so that they are continuous, and of few alignments: see docs/pulling.md.
         """
         is_padding = self._is_padding(len(mean)).unsqueeze(1)
         # The probability that a frame's token is at most i; beyond the sizes of an example, it is 0 or 1.
