@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from sparsum import kernels
 from sparsum.tensors import first_k
 
 
@@ -35,16 +36,50 @@ def best(
     k: int,
 ) -> Tensor:
     """The k best alignments, best first; if a row has fewer, the last one is repeated: (n_rows, k, n_frames)."""
+    if k == 1:
+        return best_alignment(scores, sizes).unsqueeze(1)
     frames, last = scores.permute(2, 0, 1).contiguous(), sizes - 1
-    ends, ways = _best_ways(frames, last) if k == 1 else _k_best_ways(frames, last, k)
+    return _traced(*_k_best_ways(frames, last, k), last)
+
+
+def _are_few_tokens(scores: Tensor, _sizes: Tensor) -> bool:
+    """At most `MOST_TOKENS` tokens."""
+    from sparsum.kernels.alignment import MOST_TOKENS
+
+    return scores.shape[1] <= MOST_TOKENS
+
+
+def _best_in_one_launch(scores: Tensor, sizes: Tensor) -> Tensor:
+    from sparsum.kernels import alignment
+
+    return alignment.best(scores, sizes)
+
+
+@kernels.operation("best_alignment", kernel=_best_in_one_launch, takes=_are_few_tokens)
+def best_alignment(
+    scores: Tensor,  # shape: (n_rows, n_tokens, n_frames), float64, without -inf
+    sizes: Tensor,  # shape: (n_rows, 2)
+) -> Tensor:
+    """The best alignment of each row: (n_rows, n_frames)."""
+    frames, last = scores.permute(2, 0, 1).contiguous(), sizes - 1
+    return _traced(*_best_ways(frames, last), last).squeeze(1)
+
+
+def _traced(
+    ends: Tensor,  # shape: (n_rows, k), the best scores
+    ways: Tensor,  # shape: (n_frames, n_rows, n_tokens, k), the best ways to each token; overwritten
+    last: Tensor,  # shape: (n_rows, 2)
+) -> Tensor:
+    """The tokens of the best alignments, from the last frame to the first: (n_rows, k, n_frames)."""
+    k = ends.shape[1]
     # A way is the rank of the path before, plus k if it moves: it leads from a state, token * k + rank, to a state.
-    first_state = torch.arange(0, frames.shape[2] * k, k, dtype=ways.dtype, device=scores.device).unsqueeze(-1)
+    first_state = torch.arange(0, ways.shape[2] * k, k, dtype=ways.dtype, device=ways.device).unsqueeze(-1)
     states = ways.sub_((ways >= k) * (2 * k)).add_(first_state).clamp_min_(0).flatten(2)
-    is_after = _is_after(frames, last)
-    stays = torch.arange(states.shape[2], dtype=ways.dtype, device=scores.device)
+    is_after = _is_after(ways, last)
+    stays = torch.arange(states.shape[2], dtype=ways.dtype, device=ways.device)
     states = torch.where(is_after.unsqueeze(-1), stays, states)
     n_found = (ends > -torch.inf).sum(-1, keepdim=True).clamp_min(1)
-    rank = torch.minimum(torch.arange(k, device=scores.device), n_found - 1)
+    rank = torch.minimum(torch.arange(k, device=ways.device), n_found - 1)
     found = [last[:, :1] * k + rank]
     for step in states[1:].flip(0).unbind(0):
         found.append(step.gather(1, found[-1]).long())
