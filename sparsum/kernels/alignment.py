@@ -30,7 +30,8 @@ def align(scores, sizes, moves, scratch, tokens, n, m, BLOCK: tl.constexpr):
     last = tl.load(sizes + 2 * row).to(tl.int32) - 1
     n_frames = tl.load(sizes + 2 * row + 1).to(tl.int32)
     stay = tl.where(token == 0, tl.load(scores + token, mask=is_token, other=0.0), float("-inf"))
-    for frame in range(1, n_frames):
+    frame = n_frames * 0 + 1
+    while frame < n_frames:
         # Two vectors in turn: a lane may still read one of them when another writes the next.
         here = scratch + (frame % 2) * (BLOCK + 1)
         tl.store(here + token + 1, stay)
@@ -40,12 +41,14 @@ def align(scores, sizes, moves, scratch, tokens, n, m, BLOCK: tl.constexpr):
         is_move = move > stay
         tl.store(moves + frame * n + token, is_move.to(tl.int8), mask=is_token)
         stay = tl.where(is_move | (move != move), move, stay) + score  # NaN is kept, as in the twin
+        frame += 1
     tl.debug_barrier()
     current = last
-    for step in range(1, n_frames):
-        frame = n_frames - step
+    while frame > 1:
+        frame -= 1
         tl.store(tokens + frame, current.to(tl.int64))
         current = tl.maximum(current - tl.load(moves + frame * n + current).to(tl.int32), 0)
+    tl.store(tokens, current.to(tl.int64))
 
 
 def best(
