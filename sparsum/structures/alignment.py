@@ -140,7 +140,9 @@ class Alignment(AbstractRagged):
     ) -> Tensor:
         """The part of each frame, and the number of parts for frames that an example does not have: (n_atoms, m)."""
         parts = atoms.long() * self.m + torch.arange(self.m, device=atoms.device)
-        return parts if self.lengths is None else parts.masked_fill(self._is_padding(len(atoms)), self.n * self.m)
+        return (
+            parts if self.lengths is None else parts.masked_fill(self._is_padding(len(atoms), atoms.device), self.n * self.m)
+        )
 
     def vectors(
         self,
@@ -159,7 +161,7 @@ class Alignment(AbstractRagged):
         """The score of each atom, computed without vectors: (n_atoms,)."""
         terms = scores[row.unsqueeze(-1), atoms.long(), torch.arange(self.m, device=atoms.device)]
         if self.lengths is not None:
-            terms = torch.where(self.select(row)._is_padding(len(atoms)), 0.0, terms)
+            terms = torch.where(self.select(row)._is_padding(len(atoms), atoms.device), 0.0, terms)
         return terms.sum(-1)
 
     def marginals(
@@ -181,7 +183,7 @@ class Alignment(AbstractRagged):
         atoms: Tensor,  # shape: (n_atoms, m)
     ) -> Tensor:
         """Whether tokens go from the first to the last one in steps of 0 or 1, and are 0 in other frames: (n_atoms,)."""
-        sizes, is_padding = self.sizes_of(len(atoms), atoms.device), self._is_padding(len(atoms))
+        sizes, is_padding = self.sizes_of(len(atoms), atoms.device), self._is_padding(len(atoms), atoms.device)
         last = atoms.gather(1, sizes[:, 1:] - 1)
         steps = atoms.diff(dim=-1)
         is_step = (steps == 0) | (steps == 1) | is_padding[:, 1:]
@@ -197,7 +199,7 @@ class Alignment(AbstractRagged):
         From a frame to the next, every quantile stays at its token or moves to the next one. Weights are the distances of
         sorted probabilities, so that they are continuous, and of few alignments: see docs/pulling.md.
         """
-        is_padding = self._is_padding(len(mean)).unsqueeze(1)
+        is_padding = self._is_padding(len(mean), mean.device).unsqueeze(1)
         # The probability that a frame's token is at most i; beyond the sizes of an example, it is 0 or 1.
         ends = mean.cumsum(1).masked_fill(is_padding, 0.0)[:, :-1]
         cuts = torch.nn.functional.pad(ends.flatten(1).clamp(0.0, 1.0).sort(-1).values, (1, 1))
@@ -208,11 +210,9 @@ class Alignment(AbstractRagged):
         step = max(1, _MOST_TERMS // (self.n * self.m))  # atoms at a time
         pieces = zip(row.split(step), middle.split(step), strict=True)
         atoms = torch.cat([(ends[rows] < middles[:, None, None]).sum(1) for rows, middles in pieces])
-        atoms = atoms.masked_fill(self.select(row)._is_padding(len(row)), 0)
+        atoms = atoms.masked_fill(self.select(row)._is_padding(len(row), row.device), 0)
         return Decomposition.of(atoms, weights[row, place], row, len(mean))
 
-    def _is_padding(self, n_rows: int) -> Tensor:
+    def _is_padding(self, n_rows: int, device: torch.device) -> Tensor:
         """The frames that rows do not have: (n_rows, m)."""
-        device = torch.device("cpu") if self.lengths is None else self.lengths.device
-        sizes = self.sizes_of(n_rows, device)
-        return torch.arange(self.m, device=device) >= sizes[:, 1:]
+        return torch.arange(self.m, device=device) >= self.sizes_of(n_rows, device)[:, 1:]

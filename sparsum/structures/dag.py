@@ -7,7 +7,7 @@ goes through the levels up or down, and combines the edges of each vertex: those
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -30,6 +30,24 @@ class Block(NamedTuple):
     ends: Tensor  # shape: (n, degree), the other ends of the edges
 
 
+@dataclass(frozen=True)
+class Tables:
+    """The edges at vertices, in the order in which a program goes through the levels."""
+
+    blocks: tuple[Block, ...]
+    edges: Tensor  # shape: (n_slots,), those of all blocks
+
+    @classmethod
+    def of(cls, blocks: Iterable[Block]) -> Tables:
+        """Concatenate the edges of blocks."""
+        blocks = tuple(blocks)
+        return cls(blocks, torch.cat([block.edges.flatten() for block in blocks]))
+
+    def on(self, device: torch.device) -> Tables:
+        """The tables with their tensors on a device."""
+        return Tables(tuple(Block(*(t.to(device) for t in block)) for block in self.blocks), self.edges.to(device))
+
+
 class Slots(NamedTuple):
     """The tables of the edges that leave vertices, concatenated; the last vertex is the sink, with one slot for no edge."""
 
@@ -50,24 +68,52 @@ class Slots(NamedTuple):
         return cls(edges, of_edge[:-1].clone(), (degree.cumsum(0) - degree)[order], order)
 
 
+@dataclass(frozen=True)
+class Counts:
+    """The numbers of paths, as ints of any size, which are counted when they are needed."""
+
+    leaving: Tables  # on the CPU
+    n_vertices: int
+    sink: int
+    n_edges: int
+
+    @cached_property
+    def n_paths(self) -> list[int]:
+        """The number of paths from each vertex to the sink."""
+        counts = [0] * self.n_vertices
+        counts[self.sink] = 1
+        for block in self.leaving.blocks:
+            for vertex, edges, ends in zip(*(tensor.tolist() for tensor in block), strict=True):
+                counts[vertex] = sum(counts[end] for edge, end in zip(edges, ends, strict=True) if edge < self.n_edges)
+        return counts
+
+    @cached_property
+    def block_sizes(self) -> list[int]:
+        """The largest number of paths from a vertex of each block of `leaving`."""
+        return [max(self.n_paths[vertex] for vertex in block.vertices.tolist()) for block in self.leaving.blocks]
+
+
 @dataclass(frozen=True, eq=False)
 class Graph:
     """A graph in which every vertex lies on a path from the source to the sink."""
 
     tails: Tensor  # shape: (n_edges,)
     heads: Tensor  # shape: (n_edges,)
+    parts: Tensor | None  # shape: (n_edges,), the part of each edge; None if edges are the parts
     source: int
     sink: int
     n_vertices: int
     longest: int  # the largest number of edges of a path
-    leaving: tuple[Block, ...]  # in the order of levels, from the sink up
-    entering: tuple[Block, ...]  # from the source down
+    leaving: Tables  # in the order of levels, from the sink up
+    entering: Tables  # from the source down
     slots: Slots
+    counts: Counts
 
     @classmethod
     def of(
         cls,
         edges: Tensor,  # shape: (n_edges, 2), int64, on the CPU, in topological order; vertices are 0 to n_vertices - 1
+        parts: Tensor | None = None,  # shape: (n_edges,)
     ) -> Graph:
         """The graph with the tail of the first edge as its source, and the head of the last edge as its sink."""
         tails, heads = edges.unbind(-1)
@@ -78,31 +124,17 @@ class Graph:
         level = torch.tensor(levels, device="cpu")
         by_level = level.argsort(stable=True).split(level.bincount().tolist())
         out, into = _Incidence.of(tails, heads), _Incidence.of(heads, tails)
-        leaving = tuple(block for vertices in by_level[1:] for block in out.blocks(vertices))
-        entering = tuple(block for vertices in by_level[-2::-1] for block in into.blocks(vertices))
+        leaving = Tables.of(block for vertices in by_level[1:] for block in out.blocks(vertices))
+        entering = Tables.of(block for vertices in by_level[-2::-1] for block in into.blocks(vertices))
         source, sink = int(tails[0]), int(heads[-1])
-        slots = Slots.of(leaving, sink, len(edges))
-        return cls(tails, heads, source, sink, n_vertices, levels[source], leaving, entering, slots)
+        slots = Slots.of(leaving.blocks, sink, len(edges))
+        counts = Counts(leaving, n_vertices, sink, len(edges))
+        return cls(tails, heads, parts, source, sink, n_vertices, levels[source], leaving, entering, slots, counts)
 
     @property
     def n_edges(self) -> int:
         """The number of edges."""
         return len(self.tails)
-
-    @cached_property
-    def n_paths(self) -> list[int]:
-        """The number of paths from each vertex to the sink."""
-        counts = [0] * self.n_vertices
-        counts[self.sink] = 1
-        for block in self.leaving:
-            for vertex, edges, ends in zip(*(tensor.tolist() for tensor in block), strict=True):
-                counts[vertex] = sum(counts[end] for edge, end in zip(edges, ends, strict=True) if edge < self.n_edges)
-        return counts
-
-    @cached_property
-    def block_sizes(self) -> list[int]:
-        """The largest number of paths from a vertex of each block of `leaving`."""
-        return [max(self.n_paths[vertex] for vertex in block.vertices.tolist()) for block in self.leaving]
 
     def on(self, device: torch.device) -> Graph:
         """The graph with its tensors on a device."""
@@ -160,14 +192,12 @@ class _Incidence:
 
 @tensor_cache
 def _moved(graph: Graph, device: torch.device) -> Graph:
-    def blocks(old: tuple[Block, ...]) -> tuple[Block, ...]:
-        return tuple(Block(*(tensor.to(device) for tensor in block)) for block in old)
-
     return dataclasses.replace(
         graph,
         tails=graph.tails.to(device),
         heads=graph.heads.to(device),
-        leaving=blocks(graph.leaving),
-        entering=blocks(graph.entering),
+        parts=None if graph.parts is None else graph.parts.to(device),
+        leaving=graph.leaving.on(device),
+        entering=graph.entering.on(device),
         slots=Slots(*(tensor.to(device) for tensor in graph.slots)),
     )

@@ -70,8 +70,7 @@ class DecisionDiagram(AbstractBitWalks):
         if formula.n_variables > n:
             raise ValueError(f"formula must have variables below n, {n}, got number {formula.n_variables - 1}")
         self._n, self._formula = n, formula
-        edges, parts = _edges_of(_compiled(n, formula, most_nodes), n, most_nodes)
-        self._graph, self._parts = Graph.of(edges), parts
+        self._graph = Graph.of(*_edges_of(_compiled(n, formula, most_nodes), n, most_nodes))
 
     def __repr__(self) -> str:
         return f"DecisionDiagram({self._n} bits, {self._graph.n_vertices} nodes)"
@@ -80,8 +79,12 @@ class DecisionDiagram(AbstractBitWalks):
         """Whether the same vectors satisfy both formulas: diagrams of the same vectors are the same."""
         if not isinstance(other, DecisionDiagram):
             return NotImplemented
-        ours, theirs = (torch.stack([s._graph.tails, s._graph.heads, s._parts]) for s in (self, other))
-        return self._n == other._n and torch.equal(ours, theirs)
+        pairs = zip(self._described(), other._described(), strict=True)
+        return self._n == other._n and all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+    def _described(self) -> tuple[Tensor, Tensor, Tensor]:
+        assert self._graph.parts is not None
+        return self._graph.tails, self._graph.heads, self._graph.parts
 
     def __hash__(self) -> int:
         return hash((DecisionDiagram, self._n, self._graph.n_edges))
@@ -95,11 +98,6 @@ class DecisionDiagram(AbstractBitWalks):
     def graph(self) -> Graph:
         """Vertices are nodes of the diagram, one level for each bit; of two edges, one sets the bit."""
         return self._graph
-
-    @property
-    def edge_parts(self) -> Tensor:
-        """The bit that each edge sets, or the number of bits: (n_edges,)."""
-        return self._parts
 
     def contains(
         self,

@@ -73,12 +73,7 @@ class Knapsack(AbstractBitWalks):
     @property
     def graph(self) -> Graph:
         """Vertices are items and the weight of those before; of two edges, one takes the item."""
-        return _graph(tuple(self.weights), self.most)[0]
-
-    @property
-    def edge_parts(self) -> Tensor:
-        """The item that each edge takes, or the number of items: (n_edges,)."""
-        return _graph(tuple(self.weights), self.most)[1]
+        return _graph(tuple(self.weights), self.most)
 
     def contains(
         self,
@@ -95,8 +90,8 @@ def _unit(weights: tuple[int, ...]) -> int:
 
 
 @functools.lru_cache(maxsize=16)
-def _graph(weights: tuple[int, ...], most: int) -> tuple[Graph, Tensor]:
-    """The graph, and the item that each edge takes."""
+def _graph(weights: tuple[int, ...], most: int) -> Graph:
+    """The graph, whose edges have items as parts, or the number of items."""
     unit, n = _unit(weights), len(weights)
     most, steps = most // unit, [weight // unit for weight in weights]
     edges, parts = [], []
@@ -116,4 +111,4 @@ def _graph(weights: tuple[int, ...], most: int) -> tuple[Graph, Tensor]:
                 edges.append((vertex, following[known]))
                 parts.append(part)
         vertices = following
-    return Graph.of(torch.tensor(edges, device="cpu")), torch.tensor(parts, device="cpu")
+    return Graph.of(torch.tensor(edges, device="cpu"), torch.tensor(parts, device="cpu"))

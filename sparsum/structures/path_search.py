@@ -24,16 +24,15 @@ def best_paths(
     last one is repeated.
     """
     n_rows, n_vertices = len(scores), graph.n_vertices
-    k = min(k, graph.n_paths[graph.source])
+    k = min(k, graph.counts.n_paths[graph.source])
     values = scores.new_full((n_rows, n_vertices, k), -torch.inf)
     values[:, graph.sink, 0] = 0.0
     ways = []  # for each vertex of a block, slot * k + rank of its best continuations
-    blocks = zip(graph.leaving, graph.block_sizes, tables(scores, graph.leaving, -torch.inf), strict=True)
-    for block, n_paths, terms in blocks:
+    for (block, terms), n_paths in zip(tables(scores, graph.leaving, -torch.inf), graph.counts.block_sizes, strict=True):
         continued = values.index_select(1, block.ends.flatten()).view(n_rows, *block.ends.shape, k) + terms.unsqueeze(-1)
         value, way = first_k(continued.flatten(2), min(k, n_paths), 2)
         values[..., : value.shape[-1]].index_copy_(1, block.vertices, value)
-        ways.append(pad(way, (0, k - way.shape[-1])))
+        ways.append(way if way.shape[-1] == k else pad(way, (0, k - way.shape[-1])))
     ways.append(ways[0].new_zeros(n_rows, 1, k))
     way = torch.cat(ways, 1).index_select(1, graph.slots.place)  # shape: (n_rows, n_vertices, k)
     edges = graph.slots.edges[graph.slots.of_vertex.unsqueeze(-1) + way // k].flatten(1)

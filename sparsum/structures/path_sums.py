@@ -11,13 +11,14 @@ written out instead of left to autograd: they take one pass, not a graph of many
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sparsum.structures.dag import Graph
+from sparsum.structures.dag import Block, Graph, Tables
 from sparsum.structures.log_space import finite, infinite
 
 
@@ -39,11 +40,11 @@ def transitions(
     n_rows = len(scores)
     values = scores.new_zeros(n_rows, graph.n_vertices)
     log_probs = []
-    for block, terms in zip(graph.leaving, tables(scores, graph.leaving, -torch.inf), strict=True):
-        terms = terms + _gather(values, block.ends)
-        log_probs.append(terms.log_softmax(-1))
+    for block, terms in tables(scores, graph.leaving, -torch.inf):
+        ways = terms + _gather(values, block.ends)
+        log_probs.append(ways.log_softmax(-1))
         # The larger of the two is the same entry, so that nothing cancels.
-        values.index_copy_(1, block.vertices, terms.amax(-1) - log_probs[-1].amax(-1))
+        values.index_copy_(1, block.vertices, ways.amax(-1) - log_probs[-1].amax(-1))
     joined = torch.cat([each.flatten(1) for each in log_probs], 1)
     return values, joined.index_select(1, graph.slots.of_edge).exp()
 
@@ -92,7 +93,7 @@ class _Marginals(torch.autograd.Function):
 def _masses(probs: Tensor, graph: Graph, starts: Tensor) -> Tensor:
     """The probability of each vertex: (n_rows, n_vertices)."""
     masses = _one_hot(probs, graph, starts)
-    for block, weights in zip(graph.entering, tables(probs, graph.entering, 0.0), strict=True):
+    for block, weights in tables(probs, graph.entering, 0.0):
         inflow = (weights * _gather(masses, block.ends)).sum(-1)
         masses.index_add_(1, block.vertices, inflow)
     return masses
@@ -106,13 +107,13 @@ def _derivative(
 ) -> Tensor:
     """The derivative of the marginals if the scores change in a direction: (n_rows, n_edges)."""
     masses, values = _masses(probs, graph, starts), probs.new_zeros(len(probs), graph.n_vertices)
-    up = zip(graph.leaving, tables(probs, graph.leaving, 0.0), tables(direction, graph.leaving, 0.0), strict=True)
-    for block, weights, changes in up:
+    up = zip(tables(probs, graph.leaving, 0.0), tables(direction, graph.leaving, 0.0), strict=True)
+    for (block, weights), (_, changes) in up:
         values.index_copy_(1, block.vertices, (weights * (changes + _gather(values, block.ends))).sum(-1))
     change = probs * (direction + values.index_select(1, graph.heads) - values.index_select(1, graph.tails))
     moved = torch.zeros_like(masses)
-    down = zip(graph.entering, tables(probs, graph.entering, 0.0), tables(change, graph.entering, 0.0), strict=True)
-    for block, weights, changes in down:
+    down = zip(tables(probs, graph.entering, 0.0), tables(change, graph.entering, 0.0), strict=True)
+    for (block, weights), (_, changes) in down:
         inflow = weights * _gather(moved, block.ends) + changes * _gather(masses, block.ends)
         moved.index_copy_(1, block.vertices, inflow.sum(-1))
     return moved.index_select(1, graph.tails) * probs + masses.index_select(1, graph.tails) * change
@@ -123,12 +124,12 @@ def _one_hot(probs: Tensor, graph: Graph, starts: Tensor) -> Tensor:
     return probs.new_zeros(len(probs), graph.n_vertices).scatter_(1, starts.unsqueeze(-1), 1.0)
 
 
-def tables(values: Tensor, blocks: tuple[Any, ...], fill: float) -> list[Tensor]:
-    """The values of the edges of each block: (n_rows, n, degree) each; gathered at once, which takes one launch."""
-    padded = torch.nn.functional.pad(values, (0, 1), value=fill)
-    sizes = [block.edges.numel() for block in blocks]
-    found = padded.index_select(1, torch.cat([block.edges.flatten() for block in blocks])).split(sizes, 1)
-    return [table.reshape(len(values), *block.edges.shape) for table, block in zip(found, blocks, strict=True)]
+def tables(values: Tensor, at: Tables, fill: float) -> Iterator[tuple[Block, Tensor]]:
+    """Blocks, and the values of their edges, (n_rows, n, degree) each; gathered at once, which takes one launch."""
+    found = torch.nn.functional.pad(values, (0, 1), value=fill).index_select(1, at.edges)
+    pieces = found.split([block.edges.numel() for block in at.blocks], 1)
+    for block, piece in zip(at.blocks, pieces, strict=True):
+        yield block, piece.view(len(values), *block.edges.shape)
 
 
 def _gather(values: Tensor, ends: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import graphlib
 from collections.abc import Sequence
 from functools import cached_property
@@ -9,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from sparsum.structures.dag import Graph
 from sparsum.structures.flow_pulling import FlowMap
@@ -62,11 +62,11 @@ class Paths(AbstractPartWalks):
     ) -> None:
         self.edges = _as_ints("edges", edges)
         self._graph = Graph.of(_compact(self.edges))
-        self._parts: Tensor | None = None
         self._n_parts = self._graph.n_edges
         if parts is not None:
-            self._parts, self._n_parts = _checked_parts(_as_ints("parts", parts), self._graph)
-        self.is_fixed_size = _is_fixed_size(self._graph, self._parts, self._n_parts)
+            checked, self._n_parts = _checked_parts(_as_ints("parts", parts), self._graph)
+            self._graph = dataclasses.replace(self._graph, parts=checked)
+        self.is_fixed_size = _is_fixed_size(self._graph, self._n_parts)
 
     def __repr__(self) -> str:
         return f"Paths({self._graph.n_edges} edges, {self._n_parts} parts)"
@@ -74,7 +74,7 @@ class Paths(AbstractPartWalks):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Paths):
             return NotImplemented
-        ours, theirs = (torch.arange(s._n_parts) if s._parts is None else s._parts for s in (self, other))
+        ours, theirs = (s.path_parts(torch.arange(s._graph.n_edges, device="cpu")) for s in (self, other))
         return torch.equal(self.edges, other.edges) and torch.equal(ours, theirs)
 
     def __hash__(self) -> int:
@@ -90,11 +90,6 @@ class Paths(AbstractPartWalks):
         """The graph, with vertices numbered from 0."""
         return self._graph
 
-    @property
-    def edge_parts(self) -> Tensor | None:
-        """The part of each edge, or None: (n_edges,)."""
-        return self._parts
-
     def path_atoms(
         self,
         paths: Tensor,  # shape: (n, longest)
@@ -108,8 +103,7 @@ class Paths(AbstractPartWalks):
         atoms: Tensor,  # shape: (n_atoms, longest)
     ) -> Tensor:
         """The parts of the edges of each path, and the number of parts for none: (n_atoms, longest)."""
-        edges = self._edges(atoms)
-        return edges if self._parts is None else pad(self._parts, (0, 1), value=self._n_parts).to(atoms.device)[edges]
+        return self.path_parts(self._edges(atoms))
 
     def contains(
         self,
@@ -123,7 +117,7 @@ class Paths(AbstractPartWalks):
     @property
     def can_pull(self) -> bool:
         """Whether the probabilities of the parts determine those of the edges."""
-        return self._parts is None or self._flow_map is not None
+        return self._graph.parts is None or self._flow_map is not None
 
     def flows(
         self,
@@ -134,7 +128,7 @@ class Paths(AbstractPartWalks):
 
     @cached_property
     def _flow_map(self) -> FlowMap | None:
-        return None if self._parts is None else FlowMap.of(self._graph, self._parts, self._n_parts)
+        return None if self._graph.parts is None else FlowMap.of(self._graph, self._graph.parts, self._n_parts)
 
     def _edges(self, atoms: Tensor) -> Tensor:
         return torch.where(atoms < 0, self._graph.n_edges, atoms.long())
@@ -207,9 +201,9 @@ def _checked_parts(parts: Tensor, graph: Graph) -> tuple[Tensor, int]:
     return torch.where(parts < 0, n_parts, parts), n_parts
 
 
-def _is_fixed_size(graph: Graph, parts: Tensor | None, n_parts: int) -> bool:
+def _is_fixed_size(graph: Graph, n_parts: int) -> bool:
     """Whether all paths have the same number of parts."""
     counts: dict[int, int] = {graph.source: 0}
-    sizes = [1] * graph.n_edges if parts is None else (parts < n_parts).tolist()
+    sizes = [1] * graph.n_edges if graph.parts is None else (graph.parts < n_parts).tolist()
     edges = zip(graph.tails.tolist(), graph.heads.tolist(), sizes, strict=True)
     return all(counts.setdefault(head, counts[tail] + size) == counts[tail] + size for tail, head, size in edges)

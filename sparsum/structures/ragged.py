@@ -61,8 +61,10 @@ class AbstractRagged(AbstractStructure):
     def sizes_of(self, n_rows: int, device: torch.device) -> Tensor:
         """The sizes of each row: (n_rows, *one_example)."""
         if self.lengths is None:
-            full = torch.tensor(self.sizes, device=device)
-            return full.expand(n_rows, *full.shape)
+            if isinstance(self.sizes, int):
+                return torch.full((n_rows,), self.sizes, device=device)
+            # A tensor of the tuple would wait for the device.
+            return torch.stack([torch.full((n_rows,), size, device=device) for size in self.sizes], -1)
         lengths: Tensor = self.lengths
         shape = lengths.shape[: lengths.ndim - self._n_size_dims]
         if shape not in {(n_rows,), (1,)}:

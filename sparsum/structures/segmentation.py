@@ -11,7 +11,7 @@ from torch import Tensor
 from sparsum.arguments import check_int
 from sparsum.structures.dag import Graph
 from sparsum.structures.ragged import AbstractRagged
-from sparsum.structures.walks import AbstractPartWalks, columns
+from sparsum.structures.walks import AbstractPartWalks
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,7 @@ class Segmentation(AbstractRagged, AbstractPartWalks):
 
         Paths begin at the end of the sequence, which depends on the example, and lead to position 0.
         """
-        return _graph(*self.score_shape)[0]
-
-    @property
-    def edge_parts(self) -> Tensor:
-        """The segment of each edge: (n_edges,)."""
-        return _graph(*self.score_shape)[1]
+        return _graph(*self.score_shape)
 
     def starts(self, n_rows: int, device: torch.device) -> Tensor:
         """The end of each sequence: (n_rows,)."""
@@ -100,7 +95,7 @@ class Segmentation(AbstractRagged, AbstractPartWalks):
     ) -> Tensor:
         """The kinds of segments at their starts: (n, length)."""
         n_kinds = self.max_width * self.n_labels
-        parts = torch.nn.functional.pad(self.edge_parts, (0, 1), value=self.n_parts).to(paths.device)[paths]
+        parts = self.path_parts(paths)
         atoms = torch.full((len(paths), self.length + 1), -1, device=paths.device)
         return atoms.scatter_(1, parts // n_kinds, parts % n_kinds)[:, :-1]
 
@@ -132,12 +127,12 @@ class Segmentation(AbstractRagged, AbstractPartWalks):
         mean: Tensor,  # shape: (n_rows, n_parts)
     ) -> Tensor:
         """The probabilities of the segments, in the order of edges: (n_rows, n_edges)."""
-        return columns(mean, self.edge_parts.to(mean.device))
+        return self.edge_scores(mean)
 
 
 @functools.lru_cache(maxsize=16)
-def _graph(length: int, max_width: int, n_labels: int) -> tuple[Graph, Tensor]:
-    """The graph, and the part of each edge."""
+def _graph(length: int, max_width: int, n_labels: int) -> Graph:
+    """The graph, whose edges have segments as parts."""
     end, width, label = torch.meshgrid(
         torch.arange(length, 0, -1, device="cpu"),
         torch.arange(1, max_width + 1, device="cpu"),
@@ -148,4 +143,4 @@ def _graph(length: int, max_width: int, n_labels: int) -> tuple[Graph, Tensor]:
     end, width, label = end[fits], width[fits], label[fits]
     start = end - width
     parts = (start * max_width + width - 1) * n_labels + label
-    return Graph.of(torch.stack([end, start], -1)), parts
+    return Graph.of(torch.stack([end, start], -1), parts)

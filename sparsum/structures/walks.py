@@ -38,12 +38,7 @@ class AbstractWalks(AbstractStructure):
     @property
     @abstractmethod
     def graph(self) -> Graph:
-        """The graph, on the CPU; the same object each time."""
-
-    @property
-    @abstractmethod
-    def edge_parts(self) -> Tensor | None:
-        """The part of each edge, on the CPU, and the number of parts for none: (n_edges,). None: edges are the parts."""
+        """The graph, on the CPU, with the part of each edge, and the number of parts for none; the same object each time."""
 
     @abstractmethod
     def path_atoms(
@@ -69,7 +64,7 @@ class AbstractWalks(AbstractStructure):
 
     def log_count(self) -> float:
         """Log of the number of paths."""
-        return math.log(self.graph.n_paths[self.graph.source])
+        return math.log(self.graph.counts.n_paths[self.graph.source])
 
     def argmax(
         self,
@@ -148,9 +143,16 @@ class AbstractWalks(AbstractStructure):
         flat: Tensor,  # shape: (n_rows, n_parts)
     ) -> Tensor:
         """The score of each edge, 0 without a part; differentiable: (n_rows, n_edges)."""
-        if self.edge_parts is None:
-            return flat
-        return columns(pad(flat, (0, 1)), self.edge_parts.to(flat.device))
+        parts = self.graph.on(flat.device).parts
+        return flat if parts is None else columns(pad(flat, (0, 1)), parts)
+
+    def path_parts(
+        self,
+        paths: Tensor,  # shape: (n, longest)
+    ) -> Tensor:
+        """The parts of the edges of paths, and the number of parts for none: (n, longest)."""
+        parts = self.graph.on(paths.device).parts
+        return paths if parts is None else pad(parts, (0, 1), value=self.n_parts)[paths]
 
     def marginals(
         self,
@@ -210,10 +212,8 @@ class AbstractBitWalks(AbstractWalks):
         dtype: torch.dtype,
     ) -> Tensor:
         """Ones for the parts of the edges: (n, n_parts)."""
-        assert self.edge_parts is not None
-        parts = pad(self.edge_parts, (0, 1), value=self.n_parts).to(paths.device)[paths]
         bits = torch.zeros(len(paths), self.n_parts + 1, dtype=dtype, device=paths.device)
-        return bits.scatter_(1, parts, 1.0)[:, :-1]
+        return bits.scatter_(1, self.path_parts(paths), 1.0)[:, :-1]
 
 
 def columns(

@@ -86,7 +86,7 @@ def test_levels_with_few_and_many_edges_per_vertex() -> None:
     """Tables of edges are split where they would be mostly empty."""
     hub = [*STAR, *((61, 62 + i) for i in range(90)), *((61, 62) for _ in range(90)), *((62 + i, 200) for i in range(90))]
     structure = sp.Paths(hub)
-    assert len(structure.graph.entering) > structure.graph.longest
+    assert len(structure.graph.entering.blocks) > structure.graph.longest
     scores = torch.randn(2, len(hub), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     values = values_of(structure, members(hub), scores)
     torch.testing.assert_close(structure.log_partition(scores), values.logsumexp(-1))
