@@ -36,6 +36,8 @@ def best(
     k: int,
 ) -> Tensor:
     """The k best alignments, best first; if a row has fewer, the last one is repeated: (n_rows, k, n_frames)."""
+    if len(scores) == 0:
+        return torch.zeros(0, k, scores.shape[2], dtype=torch.int64, device=scores.device)
     if k == 1:
         return best_alignment(scores, sizes).unsqueeze(1)
     frames, last = scores.permute(2, 0, 1).contiguous(), sizes - 1

@@ -25,6 +25,8 @@ def best_paths(
     """
     n_rows, n_vertices = len(scores), graph.n_vertices
     k = min(k, graph.counts.n_paths[graph.source])
+    if n_rows == 0:
+        return torch.zeros(0, k, graph.longest, dtype=torch.int64, device=scores.device)
     values = scores.new_full((n_rows, n_vertices, k), -torch.inf)
     values[:, graph.sink, 0] = 0.0
     ways = []  # for each vertex of a block, slot * k + rank of its best continuations

@@ -296,6 +296,8 @@ def _best_path(
     transition: Tensor,  # shape: (n_rows, length - 1, n_tags, n_tags)
 ) -> Tensor:
     """The best path, by the Viterbi algorithm with as few operations as possible for each position: (n_rows, length)."""
+    if len(unary) == 0:
+        return torch.zeros(unary.shape[:2], dtype=torch.int64, device=unary.device)
     first, *others = unary.unbind(1)
     best, pointers = first, []
     for score, step in zip(others, transition.unbind(1), strict=True):
