@@ -151,4 +151,5 @@ class _Conditionals(torch.autograd.Function):
         totals = [to_sum.unsqueeze(1)]  # shape: (n_rows, 1, c) each, the gradient of the log-sum at each position
         for step, added in zip(probs[:, :-1].unbind(1), own[:, :-1].sum(2, keepdim=True).unbind(1), strict=True):
             totals.append(torch.baddbmm(added, totals[-1], step))
-        return own + probs * torch.stack(totals, 1).mT
+        to_terms: Tensor = own + probs * torch.stack(totals, 1).mT
+        return to_terms

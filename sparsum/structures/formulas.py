@@ -23,7 +23,7 @@ class Formula:
 
     >>> a, b, c = Formula.variables(3)
     >>> (a >> b) & Formula.exactly(2, [a, b, ~c])
-    Formula(3 variables, 6 operations)
+    Formula(3 variables, 5 operations)
     """
 
     kind: Literal["variable", "not", "and", "or", "xor", "exactly"]
