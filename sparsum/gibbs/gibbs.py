@@ -24,10 +24,11 @@ class Gibbs(Distribution):
     .. math:: p(z) = \exp(a_z^\top t - \log Z), \quad Z = \sum_{z} \exp(a_z^\top t)
 
     Over `OneOf` this is the softmax; over `Bits`, independent bits with the scores as logits; over `Groups`, independent
-    categorical variables; over `Budget` and `Subset`, independent bits given that their number is allowed, summed by a tree
-    of products; over `Sequence`, a linear-chain conditional random field, summed by dynamic programming; over
-    `Tree`, a distribution over spanning trees, summed by elimination. All results are exact and differentiable in the
-    scores. Custom structures are supported through `AbstractStructure.potentials` or `AbstractStructure.log_partition`.
+    categorical variables; over `Budget` and `Subset`, independent bits given that their number is allowed, summed by a
+    tree of products; over `Sequence`, a linear-chain conditional random field, and over `Segmentation` a semi-Markov
+    one, summed by dynamic programming, as all paths are; over `Tree`, a distribution over spanning trees, summed by
+    elimination. All results are exact and differentiable in the scores. Custom structures are supported through
+    `AbstractStructure.potentials` or `AbstractStructure.log_partition`.
 
     >>> import sparsum as sp
     >>> p = Gibbs(torch.tensor([[1.0, 1.0, 0.0]]), sp.OneOf(3))

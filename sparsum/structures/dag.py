@@ -116,6 +116,11 @@ class Graph:
         parts: Tensor | None = None,  # shape: (n_edges,)
     ) -> Graph:
         """The graph with the tail of the first edge as its source, and the head of the last edge as its sink."""
+        with torch.inference_mode(False):  # tensors created in inference mode cannot be used in autograd
+            return cls._of(edges.clone(), None if parts is None else parts.clone())
+
+    @classmethod
+    def _of(cls, edges: Tensor, parts: Tensor | None) -> Graph:
         tails, heads = edges.unbind(-1)
         n_vertices = int(edges.max()) + 1
         levels = [0] * n_vertices

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from torch import Tensor
 from sparsum.arguments import check_int
 from sparsum.structures.dag import Graph
 from sparsum.structures.walks import AbstractBitWalks
+from sparsum.tensors import tensor_cache
 
 #: Larger graphs would take gigabytes for a batch.
 _MOST_EDGES = 2**22
@@ -89,7 +89,7 @@ def _unit(weights: tuple[int, ...]) -> int:
     return math.gcd(*weights) or 1
 
 
-@functools.lru_cache(maxsize=16)
+@tensor_cache
 def _graph(weights: tuple[int, ...], most: int) -> Graph:
     """The graph, whose edges have items as parts, or the number of items."""
     unit, n = _unit(weights), len(weights)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import graphlib
 from collections.abc import Sequence
 from functools import cached_property
@@ -61,11 +60,11 @@ class Paths(AbstractPartWalks):
         parts: Tensor | Sequence[int] | None = None,  # shape: (n_edges,)
     ) -> None:
         self.edges = _as_ints("edges", edges)
-        self._graph = Graph.of(_compact(self.edges))
-        self._n_parts = self._graph.n_edges
-        if parts is not None:
-            checked, self._n_parts = _checked_parts(_as_ints("parts", parts), self._graph)
-            self._graph = dataclasses.replace(self._graph, parts=checked)
+        pairs = _compact(self.edges)
+        given = None if parts is None else _checked_parts(_as_ints("parts", parts), pairs)
+        self._n_parts = len(pairs) if given is None else int(given.max()) + 1
+        # Edges without a part get the number of parts.
+        self._graph = Graph.of(pairs, None if given is None else torch.where(given < 0, self._n_parts, given))
         self.is_fixed_size = _is_fixed_size(self._graph, self._n_parts)
 
     def __repr__(self) -> str:
@@ -185,20 +184,19 @@ def _why_not_sorted(pairs: list[tuple[int, int]], number: int, before: int) -> s
     )
 
 
-def _checked_parts(parts: Tensor, graph: Graph) -> tuple[Tensor, int]:
-    """Check the parts of edges, and count them; edges without one get their number."""
-    if parts.shape != (graph.n_edges,):
-        raise ValueError(f"parts must have one entry for each edge, ({graph.n_edges},), got shape {tuple(parts.shape)}")
+def _checked_parts(parts: Tensor, edges: Tensor) -> Tensor:
+    """Check the parts of edges."""
+    if parts.shape != (len(edges),):
+        raise ValueError(f"parts must have one entry for each edge, ({len(edges)},), got shape {tuple(parts.shape)}")
     if int(parts.min()) < -1 or int(parts.max()) < 0:
         low, high = int(parts.min()), int(parts.max())
         raise ValueError(f"parts must be at least 0, at least one of them, or -1 for none, got {low} to {high}")
-    seen = [0] * graph.n_vertices  # the parts of all paths to each vertex, as the bits of an int
-    for number, (tail, head, part) in enumerate(zip(*(t.tolist() for t in (graph.tails, graph.heads, parts)), strict=True)):
+    seen = [0] * (int(edges.max()) + 1)  # the parts of all paths to each vertex, as the bits of an int
+    for number, ((tail, head), part) in enumerate(zip(edges.tolist(), parts.tolist(), strict=True)):
         if part >= 0 and seen[tail] >> part & 1:
             raise ValueError(f"parts must not be used twice by a path, got part {part} again at edge {number}")
         seen[head] |= seen[tail] | (1 << part if part >= 0 else 0)
-    n_parts = int(parts.max()) + 1
-    return torch.where(parts < 0, n_parts, parts), n_parts
+    return parts
 
 
 def _is_fixed_size(graph: Graph, n_parts: int) -> bool:

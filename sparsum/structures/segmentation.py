@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +11,7 @@ from sparsum.arguments import check_int
 from sparsum.structures.dag import Graph
 from sparsum.structures.ragged import AbstractRagged
 from sparsum.structures.walks import AbstractPartWalks
+from sparsum.tensors import tensor_cache
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Segmentation(AbstractRagged, AbstractPartWalks):
         return self.edge_scores(mean)
 
 
-@functools.lru_cache(maxsize=16)
+@tensor_cache
 def _graph(length: int, max_width: int, n_labels: int) -> Graph:
     """The graph, whose edges have segments as parts."""
     end, width, label = torch.meshgrid(

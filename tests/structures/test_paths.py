@@ -172,6 +172,21 @@ def test_batches_and_dtypes() -> None:
     assert hash(structure) == hash(sp.Paths(torch.tensor(LADDER)))
 
 
+def test_structures_made_in_inference_mode_can_be_trained() -> None:
+    with torch.inference_mode():
+        made: list[sp.AbstractStructure] = [
+            sp.Paths([(0, 1)] * 3, [0, 0, 1]),
+            sp.Segmentation(7, 3, 1),
+            sp.Knapsack((7, 5, 1), 7),
+        ]
+        for structure in made:
+            structure.argmax(torch.zeros(1, *structure.score_shape))
+    for structure in made:
+        scores = torch.zeros(1, *structure.score_shape).requires_grad_()
+        sp.Gibbs(scores, structure).entropy().sum().backward()
+        assert scores.grad is not None
+
+
 def test_nan_is_reported_and_does_not_spread() -> None:
     structure = sp.Paths(LADDER)
     scores = torch.randn(2, len(LADDER), generator=torch.Generator().manual_seed(0))
