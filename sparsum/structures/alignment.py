@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from sparsum.arguments import check_int
-from sparsum.segments import Segments
 from sparsum.structures import chart, monotone
+from sparsum.structures.compact import AbstractCompact
 from sparsum.structures.pulling import NEGLIGIBLE, Decomposition
 from sparsum.structures.ragged import AbstractRagged
 from sparsum.structures.scores import BoundScores
@@ -21,7 +21,7 @@ _MOST_TERMS = 2**24
 
 
 @dataclass(frozen=True)
-class Alignment(AbstractRagged):
+class Alignment(AbstractRagged, AbstractCompact):
     r"""Monotone alignments of ``n`` tokens to ``m`` frames: each frame has one token, each token at least one frame.
 
     .. math:: a_z^\top t = \sum_j t_{z_j, j}, \quad z_1 = 0, \; z_m = n - 1, \; z_{j + 1} - z_j \in \{0, 1\}
@@ -143,40 +143,6 @@ class Alignment(AbstractRagged):
         return (
             parts if self.lengths is None else parts.masked_fill(self._is_padding(len(atoms), atoms.device), self.n * self.m)
         )
-
-    def vectors(
-        self,
-        atoms: Tensor,  # shape: (n_atoms, m)
-    ) -> Tensor:
-        """Ones for the token of each frame: (n_atoms, n, m)."""
-        flat = torch.zeros(len(atoms), self.n * self.m + 1, device=atoms.device)
-        return flat.scatter_(1, self.parts(atoms), 1.0)[:, :-1].reshape(-1, self.n, self.m)
-
-    def score(
-        self,
-        scores: Tensor,  # shape: (n_rows, n, m)
-        atoms: Tensor,  # shape: (n_atoms, m)
-        row: Tensor,  # shape: (n_atoms,)
-    ) -> Tensor:
-        """The score of each atom, computed without vectors: (n_atoms,)."""
-        terms = scores[row.unsqueeze(-1), atoms.long(), torch.arange(self.m, device=atoms.device)]
-        if self.lengths is not None:
-            terms = torch.where(self.select(row)._is_padding(len(atoms), atoms.device), 0.0, terms)
-        return terms.sum(-1)
-
-    def marginals(
-        self,
-        atoms: Tensor,  # shape: (n_atoms, m)
-        probs: Tensor,  # shape: (n_atoms,)
-        segments: Segments,
-    ) -> Tensor:
-        """The probability of each token in each frame, computed without vectors: (n_rows, n, m)."""
-        parts = self.select(segments.row).parts(atoms)
-        dense = probs.new_zeros(segments.n_rows, self.n * self.m + 1)
-        mass = probs.unsqueeze(-1).expand(parts.shape)
-        # accumulate=True sorts on a GPU, which makes it deterministic
-        dense = dense.index_put((segments.row.unsqueeze(-1), parts), mass, accumulate=True)
-        return dense[:, :-1].reshape(-1, self.n, self.m)
 
     def contains(
         self,

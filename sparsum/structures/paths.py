@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsum.structures.compact import AbstractCompact
 from sparsum.structures.dag import Graph
 from sparsum.structures.flow_pulling import FlowMap
-from sparsum.structures.walks import AbstractPartWalks
+from sparsum.structures.walks import AbstractWalks
 
 
-class Paths(AbstractPartWalks):
+class Paths(AbstractCompact, AbstractWalks):
     r"""The paths of a directed acyclic graph from its source to its sink, with a score for each edge.
 
     .. math:: a_z^\top t = \sum_{e \in z} t_{p(e)}, \quad p(e) \text{ the part of edge } e

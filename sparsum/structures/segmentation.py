@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from sparsum.arguments import check_int
+from sparsum.structures.compact import AbstractCompact
 from sparsum.structures.dag import Graph
 from sparsum.structures.ragged import AbstractRagged
-from sparsum.structures.walks import AbstractPartWalks
+from sparsum.structures.walks import AbstractWalks
 from sparsum.tensors import tensor_cache
 
 
 @dataclass(frozen=True)
-class Segmentation(AbstractRagged, AbstractPartWalks):
+class Segmentation(AbstractRagged, AbstractCompact, AbstractWalks):
     r"""Segmentations of ``length`` positions into segments of at most ``max_width``, each with one of ``n_labels`` labels.
 
     .. math:: a_z^\top t = \sum_{(i, w, c) \in z} t_{i, w - 1, c}, \quad \text{start } i, \text{ width } w, \text{ label } c

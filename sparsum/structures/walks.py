@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sparsum.arguments import check_int
-from sparsum.segments import Segments
 from sparsum.structures import chart
 from sparsum.structures.abstract import AbstractStructure
 from sparsum.structures.dag import Graph
@@ -153,54 +152,6 @@ class AbstractWalks(AbstractStructure):
         """The parts of the edges of paths, and the number of parts for none: (n, longest)."""
         parts = self.graph.on(paths.device).parts
         return paths if parts is None else pad(parts, (0, 1), value=self.n_parts)[paths]
-
-    def marginals(
-        self,
-        atoms: Tensor,  # shape: (n_atoms, *event_shape)
-        probs: Tensor,  # shape: (n_atoms,)
-        segments: Segments,
-    ) -> Tensor:
-        """The mean vector of each row, without vectors of atoms where parts are known: (n_rows, *score_shape)."""
-        parts = self.select(segments.row).parts(atoms)
-        if parts is None:
-            mean: Tensor = super().marginals(atoms, probs, segments)
-            return mean
-        dense = probs.new_zeros(segments.n_rows, self.n_parts + 1)
-        mass = probs.unsqueeze(-1).expand(parts.shape)
-        # accumulate=True sorts on a GPU, which makes it deterministic
-        dense = dense.index_put((segments.row.unsqueeze(-1), parts), mass, accumulate=True)
-        return dense[:, :-1].reshape(-1, *self.score_shape)
-
-
-class AbstractPartWalks(AbstractWalks):
-    """Paths whose atoms are compact, and give the parts that they use: `parts` is defined."""
-
-    @abstractmethod
-    def parts(
-        self,
-        atoms: Tensor,  # shape: (n_atoms, *event_shape)
-    ) -> Tensor:
-        """The parts of atoms, and the number of parts for none: (n_atoms, n)."""
-
-    def vectors(
-        self,
-        atoms: Tensor,  # shape: (n_atoms, *event_shape)
-    ) -> Tensor:
-        """Ones for the parts of an assignment: (n_atoms, *score_shape)."""
-        flat = torch.zeros(len(atoms), self.n_parts + 1, device=atoms.device)
-        return flat.scatter_(1, self.parts(atoms), 1.0)[:, :-1].reshape(-1, *self.score_shape)
-
-    def score(
-        self,
-        scores: Tensor,  # shape: (n_rows, *score_shape)
-        atoms: Tensor,  # shape: (n_atoms, *event_shape)
-        row: Tensor,  # shape: (n_atoms,)
-    ) -> Tensor:
-        """The score of each atom, computed without vectors: (n_atoms,)."""
-        selected: Any = self.select(row)
-        parts = selected.parts(atoms)
-        terms = scores.flatten(1)[row.unsqueeze(-1), parts.clamp_max(self.n_parts - 1)]
-        return torch.where(parts < self.n_parts, terms, 0.0).sum(-1)
 
 
 class AbstractBitWalks(AbstractWalks):
