@@ -24,13 +24,15 @@ def best_paths(
     last one is repeated.
     """
     n_rows, n_vertices = len(scores), graph.n_vertices
-    k = min(k, graph.counts.n_paths[graph.source])
+    sizes = [1] * len(graph.leaving.blocks)  # there is a best path from every vertex: no need to count
+    if k > 1:
+        k, sizes = min(k, graph.counts.n_paths[graph.source]), graph.counts.block_sizes
     if n_rows == 0:
         return torch.zeros(0, k, graph.longest, dtype=torch.int64, device=scores.device)
     values = scores.new_full((n_rows, n_vertices, k), -torch.inf)
     values[:, graph.sink, 0] = 0.0
     ways = []  # for each vertex of a block, slot * k + rank of its best continuations
-    for (block, terms), n_paths in zip(tables(scores, graph.leaving, -torch.inf), graph.counts.block_sizes, strict=True):
+    for (block, terms), n_paths in zip(tables(scores, graph.leaving, -torch.inf), sizes, strict=True):
         continued = values.index_select(1, block.ends.flatten()).view(n_rows, *block.ends.shape, k) + terms.unsqueeze(-1)
         value, way = first_k(continued.flatten(2), min(k, n_paths), 2)
         values[..., : value.shape[-1]].index_copy_(1, block.vertices, value)
