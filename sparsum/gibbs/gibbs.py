@@ -151,7 +151,7 @@ class Gibbs(Distribution):
             NotImplementedError: if the vectors of the structure may have entries other than 0 and 1.
         """
         structure, mean = self.structure, self.mean
-        if not structure.is_fixed_size and structure.bit_counts() is None:
+        if not structure.is_fixed_size and structure.bit_counts() is None and structure.most_parts is None:
             raise NotImplementedError(f"the variance over {structure!r} is not implemented: its vectors may not be 0/1")
         variances = tuple(tensor * (1 - tensor) for tensor in as_tuple(mean))
         return variances if isinstance(mean, tuple) else variances[0]

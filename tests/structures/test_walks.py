@@ -74,6 +74,15 @@ def test_two_derivatives(structure: sp.AbstractStructure, members: Tensor) -> No
 
 
 @every_small
+def test_the_variance_of_parts(structure: sp.AbstractStructure, members: Tensor) -> None:
+    scores = randn(1, *structure.score_shape)
+    ones = structure.vectors(members).double().flatten(1)
+    probs = (ones @ scores.flatten()).softmax(0)
+    wanted = probs @ ones.square() - (probs @ ones).square()
+    torch.testing.assert_close(sp.Gibbs(scores, structure).variance.flatten(), wanted)
+
+
+@every_small
 def test_sparsemap_has_a_gradient(structure: sp.AbstractStructure, members: Tensor) -> None:
     scores, weights = randn(2, *structure.score_shape, seed=5).requires_grad_(), randn(2, *structure.score_shape, seed=6)
     q = sp.sparsemap(scores, structure)
