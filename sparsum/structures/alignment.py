@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from sparsum.arguments import check_int
-from sparsum.structures import chart, monotone
+from sparsum.structures import chart
 from sparsum.structures.compact import AbstractCompact
+from sparsum.structures.monotone import best_alignments, log_sum_of_alignments, sample_alignments
 from sparsum.structures.pulling import NEGLIGIBLE, Decomposition
 from sparsum.structures.ragged import AbstractRagged
 from sparsum.structures.scores import BoundScores
@@ -116,14 +117,14 @@ class Alignment(AbstractRagged, AbstractCompact):
     def _best(self, bound: BoundScores, k: int) -> Tensor:
         structure: Any = bound.structure
         sizes = structure.sizes_of(bound.n_rows, bound.device)
-        return bound.shaped(monotone.best(chart.bounded(bound.scores), sizes, min(k, math.comb(self.m - 1, self.n - 1))))
+        return bound.shaped(best_alignments(chart.bounded(bound.scores), sizes, min(k, math.comb(self.m - 1, self.n - 1))))
 
     def log_partition(
         self,
         scores: Tensor,  # shape: (n_rows, n, m)
     ) -> Tensor:
         """Log of the sum over all alignments, twice differentiable: (n_rows,)."""
-        return monotone.log_sum(scores.double(), self.sizes_of(len(scores), scores.device))
+        return log_sum_of_alignments(scores.double(), self.sizes_of(len(scores), scores.device))
 
     def sample(
         self,
@@ -132,7 +133,7 @@ class Alignment(AbstractRagged, AbstractCompact):
         generator: torch.Generator | None,
     ) -> Tensor:
         """Draw n independent alignments per row, from the last frame to the first: (n, n_rows, m)."""
-        return monotone.sample(scores.double(), self.sizes_of(len(scores), scores.device), n, generator)
+        return sample_alignments(scores.double(), self.sizes_of(len(scores), scores.device), n, generator)
 
     def parts(
         self,

@@ -21,7 +21,7 @@ from sparsum import kernels
 from sparsum.tensors import first_k
 
 
-def log_sum(
+def log_sum_of_alignments(
     scores: Tensor,  # shape: (n_rows, n_tokens, n_frames), float64
     sizes: Tensor,  # shape: (n_rows, 2)
 ) -> Tensor:
@@ -30,7 +30,7 @@ def log_sum(
     return total
 
 
-def best(
+def best_alignments(
     scores: Tensor,  # shape: (n_rows, n_tokens, n_frames), float64, without -inf
     sizes: Tensor,  # shape: (n_rows, 2)
     k: int,
@@ -122,7 +122,7 @@ def _k_best_ways(
     return torch.stack(at_last)[last[:, 1], row], ways
 
 
-def sample(
+def sample_alignments(
     scores: Tensor,  # shape: (n_rows, n_tokens, n_frames), float64
     sizes: Tensor,  # shape: (n_rows, 2)
     n: int,

@@ -22,7 +22,7 @@ from sparsum.structures.dag import Block, Graph, Tables
 from sparsum.structures.log_space import finite, infinite
 
 
-def log_sum(
+def log_sum_of_paths(
     scores: Tensor,  # shape: (n_rows, n_edges), float64
     graph: Graph,
     starts: Tensor,  # shape: (n_rows,)

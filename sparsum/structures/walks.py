@@ -17,7 +17,7 @@ from sparsum.structures.abstract import AbstractStructure
 from sparsum.structures.dag import Graph
 from sparsum.structures.flow_pulling import pull_paths
 from sparsum.structures.path_search import best_paths, sample_paths
-from sparsum.structures.path_sums import log_sum
+from sparsum.structures.path_sums import log_sum_of_paths
 from sparsum.structures.pulling import Decomposition
 from sparsum.structures.scores import BoundScores, Scores, flatten
 
@@ -102,7 +102,7 @@ class AbstractWalks(AbstractStructure):
     ) -> Tensor:
         """Log of the sum over all paths, twice differentiable: (n_rows,)."""
         starts = self.starts(len(scores), scores.device)
-        return log_sum(self.edge_scores(scores.flatten(1)).double(), self.graph.on(scores.device), starts)
+        return log_sum_of_paths(self.edge_scores(scores.flatten(1)).double(), self.graph.on(scores.device), starts)
 
     def sample(
         self,
