@@ -134,6 +134,16 @@ def matrices() -> Inputs:
     yield normal(0, 2, 3, dtype=torch.float64), None
 
 
+def scores_to_align() -> Inputs:
+    for n, m in ((1, 1), (1, 4), (5, 5), (4, 11), (40, 90)):
+        yield normal(3, n, m, dtype=torch.float64), torch.tensor([n, m], device=DEVICE).expand(3, 2)
+    scores, sizes = normal(5, 4, 7, seed=1, dtype=torch.float64), torch.tensor([[4, 7], [1, 7], [3, 3], [1, 1], [2, 6]])
+    scores[0, 1] = torch.nan
+    yield scores, sizes.to(DEVICE)
+    yield scores.round(), sizes.to(DEVICE)
+    yield scores[:0], sizes[:0].to(DEVICE)
+
+
 def scores_to_split() -> Inputs:
     structures = [(sp.Bits(7), False), (sp.Bits(7, symmetric=False), True), (sp.Budget(7, 3), True), (sp.Subset(7, 2), True)]
     for structure, is_systematic in structures:
@@ -187,6 +197,7 @@ INPUTS: dict[str, Callable[[], Inputs]] = {
     "packed_entmax_backward": packed_gradients,
     "best_bits": scores_of_best_bits,
     "best_matching": matrices,
+    "best_alignment": scores_to_align,
     "split_bits": scores_to_split,
     "split_bits_backward": split_gradients,
     "active_set_of_bits": problems,
