@@ -18,6 +18,21 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.float() if x.dtype.itemsize < 4 else x
 
 
+def first_k(
+    values: Tensor,
+    k: int,
+    dim: int,
+) -> tuple[Tensor, Tensor]:
+    """The k largest entries along a dimension, or all if there are fewer, largest first, and their indices."""
+    if k == 1:
+        return values.max(dim, keepdim=True)
+    if not values.is_cuda:
+        return values.topk(min(k, values.shape[dim]), dim)
+    # On a GPU, the order of ties in topk may depend on the batch size; a stable sort does not.
+    value, index = values.sort(dim=dim, descending=True, stable=True)
+    return value.narrow(dim, 0, min(k, values.shape[dim])), index.narrow(dim, 0, min(k, values.shape[dim]))
+
+
 def tensor_cache(function: Callable[P, T]) -> Callable[P, T]:
     """Cache the tensors that a function returns, keyed by its arguments, which include the device.
 

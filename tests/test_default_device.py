@@ -112,6 +112,11 @@ SCORES: dict[str, tuple[sp.AbstractStructure, Any]] = {
     "binary tree": (sp.BinaryTree(2), X.reshape(3, 2, 2)),
     "single root": (sp.Tree(2, single_root=True, lengths=[2, 1, 1]), X.reshape(3, 2, 2)),
     "permutation": (sp.Permutation(4), X),
+    "alignment": (sp.Alignment(2, 3, lengths=[[2, 3], [1, 3], [2, 2]]), torch.cat([X, X], -1)[:, :6].reshape(3, 2, 3)),
+    "segmentation": (sp.Segmentation(2, 2, 1, lengths=[2, 1, 2]), X.reshape(3, 2, 2, 1)),
+    "knapsack": (sp.Knapsack((1, 2, 2, 3), 3), X),
+    "diagram": (sp.DecisionDiagram(4, [[1, -2], [2, 3]]), X),
+    "paths": (sp.Paths([(0, 1), (0, 1), (1, 2), (1, 2)]), X),
     "matching": (sp.Matching(2), X.reshape(3, 2, 2)),
     "enumerated": (sp.Enumerated(EMBEDDED[:, :, 0]), X[:, :2]),
 }

@@ -12,7 +12,21 @@ from sparsum_experiments.report import write_report
 from sparsum_experiments.runs import Config, EpochMetrics, read_run
 
 import sparsum as sp
-from examples import alignment, attention, digits, estimators, knapsack, latent_trees, matching, own_runs, pulling, sorting
+from examples import (
+    alignment,
+    attention,
+    chain,
+    digits,
+    estimators,
+    knapsack,
+    latent_trees,
+    matching,
+    own_runs,
+    pulling,
+    segmenter,
+    sorting,
+    sums_of_digits,
+)
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -65,7 +79,16 @@ def test_the_knapsack_is_a_structure() -> None:
 
 @pytest.mark.parametrize(
     ("example", "wanted"),
-    [(knapsack, 0.7), (matching, 0.9), (latent_trees, 0.7), (alignment, 0.8), (sorting, 0.5)],
+    [
+        (knapsack, 0.7),
+        (matching, 0.9),
+        (latent_trees, 0.7),
+        (chain, 0.8),
+        (sorting, 0.5),
+        (alignment, 0.85),
+        (segmenter, 0.8),
+        (sums_of_digits, 0.85),
+    ],
     ids=lambda e: str(e)[-30:],
 )
 def test_the_examples_learn(example: Any, wanted: float) -> None:

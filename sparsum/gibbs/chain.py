@@ -9,6 +9,7 @@ take one forward pass, from the first choice to the last.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,19 +38,13 @@ class Chain:
             is_empty = totals.detach().sum(-1) < FORBIDDEN / 2
             return cls(log_probs[:, 0], log_probs[:, 1:].unsqueeze(2), (totals + offset).sum(-1), is_empty)
         pairwise, pair_peak = shifted(pairwise.double(), (-1, -2))
-        # Unbind once: the gradient of indexing would fill a tensor of the full size at every step.
-        tags, pairs = unary.unbind(1), pairwise.unbind(1)
-        to_come = torch.zeros_like(tags[-1])  # shape: (n_rows, n_choices), the log-sum over all continuations
-        steps = []
-        for i in range(unary.shape[1] - 2, -1, -1):
-            values = pairs[i] + (tags[i + 1] + to_come).unsqueeze(1)
-            steps.append(values.log_softmax(-1))
-            to_come = values.logsumexp(-1)
-        begin = tags[0] + to_come
-        stacked = torch.stack(steps[::-1], 1) if steps else pairwise
+        begin, steps = unary[:, 0], pairwise
+        if unary.shape[1] > 1:
+            steps, to_come = _Conditionals.apply(pairwise + unary[:, 1:].unsqueeze(2))
+            begin = begin + to_come
         total = begin.logsumexp(-1)
         log_partition = total + offset.sum(-1) + pair_peak.sum((-1, -2, -3))
-        return cls(begin.log_softmax(-1), stacked, log_partition, total.detach() < FORBIDDEN / 2)
+        return cls(begin.log_softmax(-1), steps, log_partition, total.detach() < FORBIDDEN / 2)
 
     @property
     def length(self) -> int:
@@ -117,3 +112,44 @@ class Chain:
             pairs = before * choices[:, 1:].unsqueeze(-2)
         begin = weighted(self.first - infinite(other.first), choices[:, 0]).sum(-1)
         return begin + weighted(self.steps - infinite(other.steps), pairs).sum((-1, -2, -3))
+
+
+class _Conditionals(torch.autograd.Function):
+    r"""Log-probabilities of each choice given the previous one, and the log-sum over all continuations of the first choice.
+
+    .. math:: b_i = \log \sum \exp x_i, \quad x_i = t_i + b_{i+1}, \quad \log p_i = x_i - b_i
+
+    The gradient of :math:`b_i` is :math:`p_i`, so that gradients are passed on by one product for each position. They are
+    written in terms of the result, and so are differentiable again.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(terms: Tensor) -> tuple[Tensor, Tensor]:
+        """Go from the last choice to the first: (n_rows, length - 1, c, n_choices), and (n_rows, c)."""
+        steps: list[Tensor] = []
+        to_come = torch.zeros_like(terms[:, 0, 0])
+        for term in reversed(terms.unbind(1)):
+            values = term + to_come.unsqueeze(1)
+            steps.append(values.log_softmax(-1))
+            # The larger of the two is the same entry, so that nothing cancels.
+            to_come = values.amax(-1) - steps[-1].amax(-1)
+        return torch.stack(steps[::-1], 1), to_come
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        """Save the log-probabilities."""
+        ctx.save_for_backward(output[0])
+
+    @staticmethod
+    def backward(ctx: Any, to_steps: Tensor, to_sum: Tensor) -> Tensor:
+        """Go from the first choice to the last."""
+        (log_probs,) = ctx.saved_tensors
+        probs = log_probs.exp()
+        own = to_steps - probs * to_steps.sum(-1, keepdim=True)
+        totals = [to_sum.unsqueeze(1)]  # shape: (n_rows, 1, c) each, the gradient of the log-sum at each position
+        for step, added in zip(probs[:, :-1].unbind(1), own[:, :-1].sum(2, keepdim=True).unbind(1), strict=True):
+            totals.append(torch.baddbmm(added, totals[-1], step))
+        to_terms: Tensor = own + probs * torch.stack(totals, 1).mT
+        return to_terms

@@ -107,8 +107,10 @@ def _check_lengths(q: AbstractStructure, p: AbstractStructure) -> None:
     theirs: Any = getattr(p, "lengths", None)
     if ours is None and theirs is None:
         return
-    full = q.score_shape[0]  # the length of all examples if lengths is None
-    is_same = (theirs == full) if ours is None else (ours == (full if theirs is None else theirs))
+    # The sizes of all examples if lengths is None: the first of a structure's shape, or as many as there are.
+    given = theirs if ours is None else ours
+    full = torch.tensor(q.score_shape[: given.shape[-1]] if given.ndim > 1 else q.score_shape[0], device=given.device)
+    is_same = (full if ours is None else ours) == (full if theirs is None else theirs)
     if not bool(is_same.all()):
         raise ValueError("both distributions must have the same lengths, got structures with different lengths")
 

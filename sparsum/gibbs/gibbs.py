@@ -24,10 +24,11 @@ class Gibbs(Distribution):
     .. math:: p(z) = \exp(a_z^\top t - \log Z), \quad Z = \sum_{z} \exp(a_z^\top t)
 
     Over `OneOf` this is the softmax; over `Bits`, independent bits with the scores as logits; over `Groups`, independent
-    categorical variables; over `Budget` and `Subset`, independent bits given that their number is allowed, summed by a tree
-    of products; over `Sequence`, a linear-chain conditional random field, summed by dynamic programming; over
-    `Tree`, a distribution over spanning trees, summed by elimination. All results are exact and differentiable in the
-    scores. Custom structures are supported through `AbstractStructure.potentials` or `AbstractStructure.log_partition`.
+    categorical variables; over `Budget` and `Subset`, independent bits given that their number is allowed, summed by a
+    tree of products; over `Sequence`, a linear-chain conditional random field, and over `Segmentation` a semi-Markov
+    one, summed by dynamic programming, as all paths are; over `Tree`, a distribution over spanning trees, summed by
+    elimination. All results are exact and differentiable in the scores. Custom structures are supported through
+    `AbstractStructure.potentials` or `AbstractStructure.log_partition`.
 
     >>> import sparsum as sp
     >>> p = Gibbs(torch.tensor([[1.0, 1.0, 0.0]]), sp.OneOf(3))
@@ -150,7 +151,7 @@ class Gibbs(Distribution):
             NotImplementedError: if the vectors of the structure may have entries other than 0 and 1.
         """
         structure, mean = self.structure, self.mean
-        if not structure.is_fixed_size and structure.bit_counts() is None:
+        if not structure.is_fixed_size and structure.bit_counts() is None and structure.most_parts is None:
             raise NotImplementedError(f"the variance over {structure!r} is not implemented: its vectors may not be 0/1")
         variances = tuple(tensor * (1 - tensor) for tensor in as_tuple(mean))
         return variances if isinstance(mean, tuple) else variances[0]

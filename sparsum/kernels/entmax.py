@@ -18,7 +18,7 @@ from torch.library import triton_op
 from sparsum.kernels.any_alpha import any_tile_backward, any_tile_forward
 from sparsum.kernels.any_alpha_groups import any_groups_backward, any_groups_forward
 from sparsum.kernels.any_alpha_math import ANY, BETWEEN, NEAR_1, NEAR_1_BELOW, NEAR_2, NEAR_2_ABOVE, STEEP
-from sparsum.kernels.launch import Plan, unwrapped, wrap_triton
+from sparsum.kernels.launch import Plan, Rooms, unwrapped, wrap_triton
 from sparsum.kernels.simplex import HALF_MOST, SPLIT_MOST, Groups, groups_for, lanes_for, rooms_for, spread, tile_shape
 
 # Bytes per entry -> the longest rows that are kept in registers.
@@ -81,6 +81,7 @@ def planned_forward(
     has_mask, is_double = mask is not None, x.dtype == torch.float64
     mask = x if mask is None else mask
     tensor, rate, stride = _rates(alphas, x)
+    rooms: Rooms = ()
     strides = (*x.stride(), *spread(mask), *y.stride(), stride)
     options = {
         "KIND": kind_of(alphas), "HAS_MASK": has_mask, "IS_HALF": x.dtype in (torch.float16, torch.bfloat16),
@@ -90,7 +91,7 @@ def planned_forward(
         rows, block, warps = tile_shape(n, x.stride(-1))
         warps = warps_for(rows * block, warps, isinstance(alphas, Tensor))
         lanes, width = lanes_for(rows, block, warps, x.dtype.itemsize)
-        numbers, rooms, n_programs = (rate, outer * inner, n, inner, *strides), (), -(-outer * inner // rows)
+        numbers, n_programs = (rate, outer * inner, n, inner, *strides), -(-outer * inner // rows)
         start = wrap(any_tile_forward)[(n_programs,)](
             x, mask, tensor, y, *numbers, LANES=lanes, WIDTH=width, ROWS=rows, BLOCK=block, **options, num_warps=warps
         )
@@ -124,6 +125,7 @@ def planned_backward(
     out = torch.empty_like(probs)
     is_double = probs.dtype == torch.float64
     tensor, rate, stride = _rates(alphas, probs)
+    rooms: Rooms = ()
     n_rows, dtype = outer * inner, torch.float64 if is_double else torch.float32
     grad_alphas = torch.empty(n_rows if with_alpha else 0, dtype=dtype, device=probs.device)
     tensors = (probs, grad, tensor, out, grad_alphas if with_alpha else out)
@@ -131,7 +133,7 @@ def planned_backward(
     options = {"HAS_ALPHAS": isinstance(alphas, Tensor), "WITH_ALPHA": with_alpha, "IS_DOUBLE": is_double}
     if (path or path_for(n, probs.dtype.itemsize)) == "tile":
         rows, block, warps = tile_shape(n, probs.stride(-1))
-        n_programs, rooms, numbers = -(-n_rows // rows), (), (rate, n_rows, n, inner, *strides)
+        n_programs, numbers = -(-n_rows // rows), (rate, n_rows, n, inner, *strides)
         start = wrap(any_tile_backward)[(n_programs,)](
             *tensors, *numbers, ROWS=rows, BLOCK=block, **options,
             num_warps=warps_for(rows * block, warps, isinstance(alphas, Tensor)),
@@ -151,12 +153,16 @@ def planned_backward(
 
 def kind_of(alphas: Tensor | float) -> int:
     """What the kernels know of alpha when they are compiled."""
+    kind = BETWEEN
     if isinstance(alphas, Tensor):
-        return ANY.value
-    if alphas > 2:
-        return STEEP.value
-    is_near = (alphas - 1 < NEAR_1_BELOW.value, alphas - 1 > NEAR_2_ABOVE.value)
-    return NEAR_1.value if is_near[0] else NEAR_2.value if is_near[1] else BETWEEN.value
+        kind = ANY
+    elif alphas > 2:
+        kind = STEEP
+    elif alphas - 1 < NEAR_1_BELOW.value:
+        kind = NEAR_1
+    elif alphas - 1 > NEAR_2_ABOVE.value:
+        kind = NEAR_2
+    return int(kind.value)
 
 
 def groups_of(n: int, itemsize: int) -> Groups:

@@ -155,4 +155,6 @@ def n_used(
     total = vectors.sum(-1, keepdim=True)
     if structure.bit_counts() is not None:
         return torch.zeros_like(total)
-    return total if structure.is_fixed_size else torch.full_like(total, vectors.shape[-1])
+    if structure.is_fixed_size:
+        return total
+    return torch.full_like(total, vectors.shape[-1] if structure.most_parts is None else structure.most_parts)

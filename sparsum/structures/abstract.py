@@ -70,6 +70,7 @@ class AbstractStructure(ABC):
       not the tensor of its choices, and `has_free_choices` if the choices are independent, which enables relaxations.
     - `log_partition` and `sample`, for other structures that can be summed over and sampled from: enable the same, except
       `SumAndSample` and `UnorderedSet`, which require a chain.
+    - `most_parts`, for 0/1 vectors, the largest number of parts in use: makes SparseMAP over many parts more accurate.
     - `bit_counts`, for bit vectors of limited size: enables the closed forms of SparseMAP.
     - `facets`, the inequalities that describe the mean vectors: makes `sparsum.solvers.Pulled` fast.
     - `contains`, whether atoms are assignments: enables the checks of `log_prob`.
@@ -103,6 +104,11 @@ class AbstractStructure(ABC):
         with contextlib.suppress(TypeError):
             return len(self.score_shape)
         return 1
+
+    @property
+    def most_parts(self) -> int | None:
+        """Optional, for 0/1 vectors: the largest number of parts that an assignment uses; None if it is unknown."""
+        return None
 
     @property
     def group_size(self) -> int | None:

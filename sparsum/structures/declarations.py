@@ -20,6 +20,7 @@ _OPTIONAL = (
     "log_partition",
     "sample",
     "bit_counts",
+    "most_parts",
     "flow_lengths",
     "closest",
     "facets",

@@ -17,6 +17,7 @@ from sparsum.structures.pulling import Decomposition, Facets
 from sparsum.structures.quantiles import pull_chain
 from sparsum.structures.scores import BoundScores, Scores, as_tuple
 from sparsum.structures.sized import AbstractSized
+from sparsum.tensors import first_k
 
 
 @dataclass(frozen=True)
@@ -150,11 +151,11 @@ class Sequence(AbstractSized):
         n_ways, pointers = [1], []
         for i in range(1, self.length):
             step = transition[:, i - 1].unsqueeze(2)  # shape: (n_rows, n_tags, 1, n_tags or 1)
-            value, way = _first_k((best.unsqueeze(-1) + step).flatten(1, 2), k)
+            value, way = first_k((best.unsqueeze(-1) + step).flatten(1, 2), k, 1)
             best = value.transpose(1, 2) + unary[:, i].unsqueeze(-1)
             pointers.append(way.transpose(1, 2).expand(best.shape).flatten(1))
             n_ways.append(best.shape[-1])
-        _, state = _first_k(best.flatten(1), k)  # shape: (n_rows, n_best), tag * n_ways + way
+        _, state = first_k(best.flatten(1), k, 1)  # shape: (n_rows, n_best), tag * n_ways + way
         tags = [state // n_ways.pop()]
         while pointers:
             state = pointers.pop().gather(1, state)
@@ -310,6 +311,8 @@ def _best_path(
     transition: Tensor,  # shape: (n_rows, length - 1, n_tags, n_tags)
 ) -> Tensor:
     """The best path, by the Viterbi algorithm with as few operations as possible for each position: (n_rows, length)."""
+    if len(unary) == 0:
+        return torch.zeros(unary.shape[:2], dtype=torch.int64, device=unary.device)
     first, *others = unary.unbind(1)
     best, pointers = first, []
     for score, step in zip(others, transition.unbind(1), strict=True):
@@ -320,14 +323,3 @@ def _best_path(
     while pointers:
         tags.append(pointers.pop().gather(1, tags[-1]))
     return torch.cat(tags[::-1], 1)
-
-
-def _first_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest entries along dimension 1, or all if there are fewer, and their indices: (n_rows, <=k, ...) each."""
-    if k == 1:
-        return values.max(1, keepdim=True)
-    if not values.is_cuda:
-        return values.topk(min(k, values.shape[1]), 1)
-    # On a GPU, the order of ties in topk may depend on the batch size; a stable sort does not.
-    value, index = values.sort(dim=1, descending=True, stable=True)
-    return value[:, :k], index[:, :k]

@@ -59,11 +59,7 @@ class AbstractSized(AbstractStructure):
     def __post_init__(self) -> None:
         if self.lengths is None:
             return
-        if isinstance(self.lengths, (list, tuple)):
-            object.__setattr__(self, "lengths", _as_tensor(self.lengths))
-        if not isinstance(self.lengths, Tensor) or self.lengths.dtype != torch.int64:
-            kind = self.lengths.dtype if isinstance(self.lengths, Tensor) else type(self.lengths).__name__
-            raise TypeError(f"lengths must be an int64 tensor or a list of ints, got {kind}")
+        object.__setattr__(self, "lengths", as_lengths(self.lengths))
         most, is_wrong = self.score_shape[0], (self.lengths < 1) | (self.lengths > self.score_shape[0])
         if bool(is_wrong.any()):
             raise ValueError(f"lengths must be from 1 to {most}, got {self.lengths[is_wrong][:5].tolist()}")
@@ -229,6 +225,20 @@ class AbstractSized(AbstractStructure):
 def full_lengths(n_rows: int, length: int, device: torch.device) -> Tensor:
     """The same length for all rows: (n_rows,)."""
     return torch.full((n_rows,), length, device=device)
+
+
+def as_lengths(lengths: Any) -> Tensor:
+    """Lengths as an int64 tensor; lists of ints are converted.
+
+    Raises:
+        TypeError: if they are neither.
+    """
+    if isinstance(lengths, (list, tuple)):
+        lengths = _as_tensor(lengths)
+    if not isinstance(lengths, Tensor) or lengths.dtype != torch.int64:
+        kind = lengths.dtype if isinstance(lengths, Tensor) else type(lengths).__name__
+        raise TypeError(f"lengths must be an int64 tensor or a list of ints, got {kind}")
+    return lengths
 
 
 def _as_tensor(lengths: Sequence[Any]) -> Tensor:

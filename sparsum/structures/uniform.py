@@ -13,14 +13,19 @@ import torch
 from torch import Tensor
 
 from sparsum.structures.abstract import AbstractStructure
+from sparsum.structures.alignment import Alignment
 from sparsum.structures.binary_tree import BinaryTree
 from sparsum.structures.bits import Bits, Budget, Subset
+from sparsum.structures.decision_diagram import DecisionDiagram
 from sparsum.structures.enumerated import Enumerated
 from sparsum.structures.groups import Groups
+from sparsum.structures.knapsack import Knapsack
 from sparsum.structures.matching import Matching
 from sparsum.structures.one_of import OneOf
+from sparsum.structures.paths import Paths
 from sparsum.structures.permutation import Permutation
 from sparsum.structures.projective import ProjectiveTree
+from sparsum.structures.segmentation import Segmentation
 from sparsum.structures.sequence import Sequence
 from sparsum.structures.tree import Tree
 
@@ -170,13 +175,20 @@ def _permutations(n: int, size: int, generator: torch.Generator | None, device: 
     return torch.rand(n, size, generator=generator, device=device, dtype=torch.float64).argsort(-1)
 
 
+@_register(Alignment)
+@_register(DecisionDiagram)
+@_register(Knapsack)
+@_register(Paths)
+@_register(Segmentation)
 @_register(ProjectiveTree)
 @_register(BinaryTree)
-def _chart(
-    structure: ProjectiveTree | BinaryTree, n: int, *, generator: torch.Generator | None, device: torch.device, **_: Any
+def _summed(
+    structure: Any, n: int, *, generator: torch.Generator | None, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
+    """Structures whose samples are exact: draw with scores that are all equal."""
     scores = torch.zeros(1, *structure.score_shape, dtype=torch.float64, device=device)
-    return structure.sample(scores, n, generator).squeeze(1)
+    atoms: Tensor = structure.sample(scores, n, generator).squeeze(1)
+    return atoms.to(dtype) if atoms.is_floating_point() else atoms
 
 
 @_register(Tree)

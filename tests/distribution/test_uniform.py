@@ -36,6 +36,11 @@ STRUCTURES: dict[str, sp.AbstractStructure] = {
     "projective tree, single root": sp.ProjectiveTree(4, single_root=True),
     "binary tree": sp.BinaryTree(4),
     "binary tree, labels": sp.BinaryTree(2, n_labels=2),
+    "alignment": sp.Alignment(3, 5),
+    "segmentation": sp.Segmentation(3, 2, 2),
+    "knapsack": sp.Knapsack((3, 4, 2, 10, 0), 6),
+    "diagram": sp.DecisionDiagram(4, [[1, -2], [2, 3]]),
+    "paths": sp.Paths([(0, 1), (0, 2), (0, 2), (1, 2), (2, 3), (1, 3)]),
     "enumerated": sp.Enumerated(torch.eye(3)),
 }
 every_structure = pytest.mark.parametrize("name", STRUCTURES)

@@ -156,6 +156,16 @@ def trees() -> Inputs:
     yield normal(0, 3, 3, dtype=torch.float64), None, False
 
 
+def scores_to_align() -> Inputs:
+    for n, m in ((1, 1), (1, 4), (5, 5), (4, 11), (40, 90)):
+        yield normal(3, n, m, dtype=torch.float64), torch.tensor([n, m], device=DEVICE).expand(3, 2)
+    scores, sizes = normal(5, 4, 7, seed=1, dtype=torch.float64), torch.tensor([[4, 7], [1, 7], [3, 3], [1, 1], [2, 6]])
+    scores[0, 1] = torch.nan
+    yield scores, sizes.to(DEVICE)
+    yield scores.round(), sizes.to(DEVICE)
+    yield scores[:0], sizes[:0].to(DEVICE)
+
+
 def scores_to_split() -> Inputs:
     structures = [(sp.Bits(7), False), (sp.Bits(7, symmetric=False), True), (sp.Budget(7, 3), True), (sp.Subset(7, 2), True)]
     for structure, is_systematic in structures:
@@ -235,6 +245,7 @@ INPUTS: dict[str, Callable[[], Inputs]] = {
     "best_matching": matrices,
     "best_tree": trees,
     "best_path": chains,
+    "best_alignment": scores_to_align,
     "split_bits": scores_to_split,
     "split_bits_backward": split_gradients,
     "active_set_of_bits": problems,

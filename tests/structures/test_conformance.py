@@ -37,6 +37,17 @@ STRUCTURES: list[sp.AbstractStructure] = [
     sp.Matching(2, 4),
     sp.Permutation(1),
     sp.Permutation(4),
+    sp.Paths([(0, 1)]),
+    sp.Paths([(0, 1), (0, 2), (0, 2), (1, 2), (2, 3), (1, 3)]),
+    sp.Paths([(0, 1), (0, 1), (1, 2), (1, 2), (0, 2)], parts=[0, -1, 1, 2, 1]),
+    sp.Alignment(1, 1),
+    sp.Alignment(3, 6),
+    sp.Segmentation(1, 1, 1),
+    sp.Segmentation(4, 2, 2),
+    sp.Knapsack((2,), 2),
+    sp.Knapsack((3, 4, 2, 10, 0), 6),
+    sp.DecisionDiagram(1, []),
+    sp.DecisionDiagram(4, [[1, -2], [2, 3]]),
     sp.Enumerated(VECTORS),
 ]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import sparsum as sp
-from examples.alignment import Alignment
+from examples.chain import Alignment
 from sparsum import estimators as se
 
 SAMPLERS = [se.ScoreFunction(), se.SelfCritic(), se.NVIL(2), se.LeaveOneOut(3)]
