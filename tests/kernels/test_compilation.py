@@ -18,11 +18,16 @@ from triton.compiler import ASTSource
 from sparsum.kernels import active_steps, any_alpha, any_alpha_groups, any_alpha_math, arborescence, assignment, flows
 from sparsum.kernels import simplex_groups, simplex_tile, viterbi
 
+# Launched without fusion: see `FUSION` in `sparsum.kernels.launch`.
+UNFUSED = (flows.minimise, active_steps.step)
+
 def compile(kernel, **constants):
     def type_of(name):
         return TYPES.get(name, "*fp32" if name in POINTERS else "i32")
     signature = {name: "constexpr" if name in constants else type_of(name) for name in kernel.arg_names}
-    triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    options = {"num_warps": 4, "enable_fp_fusion": kernel not in UNFUSED}
+    done = triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 90, 32), options=options)
+    assert kernel not in UNFUSED or "fma." not in done.asm["ptx"], "threads could disagree on when a loop ends"
 
 TYPES = {"alphas": "*fp64", "rate": "i64", "ids": "*i32", "scores": "*fp64", "row_duals": "*fp64", "column_duals": "*fp64"}
 TYPES |= {name: "*i64" for name in ("lengths", "columns", "heads", "found", "atoms")}
