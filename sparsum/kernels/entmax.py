@@ -86,11 +86,12 @@ def planned_forward(
         "KIND": kind_of(alphas), "HAS_MASK": has_mask, "IS_HALF": x.dtype in (torch.float16, torch.bfloat16),
         "IS_DOUBLE": is_double, "TOLERANCE": _TOLERANCE[is_double], "EPS": _EPS[is_double],
     }  # fmt: skip
+    rooms: tuple[tuple[tuple[int, int], torch.dtype], ...] = ()
     if path == "tile":
         rows, block, warps = tile_shape(n, x.stride(-1))
         warps = warps_for(rows * block, warps, isinstance(alphas, Tensor))
         lanes, width = lanes_for(rows, block, warps, x.dtype.itemsize)
-        numbers, rooms, n_programs = (rate, outer * inner, n, inner, *strides), (), -(-outer * inner // rows)
+        numbers, n_programs = (rate, outer * inner, n, inner, *strides), -(-outer * inner // rows)
         start = wrap(any_tile_forward)[(n_programs,)](
             x, mask, tensor, y, *numbers, LANES=lanes, WIDTH=width, ROWS=rows, BLOCK=block, **options, num_warps=warps
         )
@@ -128,10 +129,11 @@ def planned_backward(
     grad_alphas = torch.empty(n_rows if with_alpha else 0, dtype=dtype, device=probs.device)
     tensors = (probs, grad, tensor, out, grad_alphas if with_alpha else out)
     strides = (*probs.stride(), *grad.stride(), *out.stride(), stride)
+    rooms: tuple[tuple[tuple[int, int], torch.dtype], ...] = ()
     options = {"HAS_ALPHAS": isinstance(alphas, Tensor), "WITH_ALPHA": with_alpha, "IS_DOUBLE": is_double}
     if (path or path_for(n, probs.dtype.itemsize)) == "tile":
         rows, block, warps = tile_shape(n, probs.stride(-1))
-        n_programs, rooms, numbers = -(-n_rows // rows), (), (rate, n_rows, n, inner, *strides)
+        n_programs, numbers = -(-n_rows // rows), (rate, n_rows, n, inner, *strides)
         start = wrap(any_tile_backward)[(n_programs,)](
             *tensors, *numbers, ROWS=rows, BLOCK=block, **options,
             num_warps=warps_for(rows * block, warps, isinstance(alphas, Tensor)),
@@ -152,11 +154,14 @@ def planned_backward(
 def kind_of(alphas: Tensor | float) -> int:
     """What the kernels know of alpha when they are compiled."""
     if isinstance(alphas, Tensor):
-        return ANY.value
-    if alphas > 2:
-        return STEEP.value
-    is_near = (alphas - 1 < NEAR_1_BELOW.value, alphas - 1 > NEAR_2_ABOVE.value)
-    return NEAR_1.value if is_near[0] else NEAR_2.value if is_near[1] else BETWEEN.value
+        kind = ANY
+    elif alphas - 1 < NEAR_1_BELOW.value:
+        kind = NEAR_1
+    elif alphas - 1 <= NEAR_2_ABOVE.value:
+        kind = BETWEEN
+    else:
+        kind = NEAR_2 if alphas <= 2 else STEEP
+    return int(kind.value)
 
 
 def groups_of(n: int, itemsize: int) -> Groups:

@@ -128,10 +128,11 @@ def planned_backward(
     outer, inner, n = probs.shape
     out = torch.empty_like(probs)
     strides = (*probs.stride(), *grad.stride(), *out.stride())
+    rooms: tuple[tuple[tuple[int, int], torch.dtype], ...] = ()
     is_double = probs.dtype == torch.float64
     if (path or path_for(n, probs.dtype.itemsize)) == "tile":
         rows, block, warps = tile_shape(n, probs.stride(-1))
-        n_programs, rooms, numbers = -(-outer * inner // rows), (), (outer * inner, n, inner, *strides)
+        n_programs, numbers = -(-outer * inner // rows), (outer * inner, n, inner, *strides)
         start = wrap(tile_backward)[(n_programs,)](
             probs, grad, out, *numbers,
             EXPONENT=exponent, ROWS=rows, BLOCK=block, IS_DOUBLE=is_double, num_warps=warps if block < 2048 else 2 * warps,
