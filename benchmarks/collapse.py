@@ -41,7 +41,10 @@ def digits() -> Tensor:
 class Task(torch.nn.Module):
     """An encoder of scores, and the loss of assignments; the objective is the expected loss less weighted entropy."""
 
-    entropy, batch_size, max_atoms = 1.0, 8, None
+    entropy: float = 1.0
+    batch_size: int = 8
+    max_atoms: int | None = None
+    encoder: torch.nn.Module
 
     def __init__(self, structure: Any, decoder: torch.nn.Module) -> None:
         super().__init__()
@@ -147,7 +150,8 @@ class Step:
     @property
     def objective(self) -> Tensor:
         """The objective of each row."""
-        return self.q.expect(self.task.loss(self.x)) - self.task.entropy * self.q.entropy()
+        expected: Tensor = self.q.expect(self.task.loss(self.x))
+        return expected - self.task.entropy * self.q.entropy()
 
 
 def fenchel_young(step: Step, target: Tensor) -> Tensor:
@@ -262,7 +266,8 @@ class Results:
         lines = list[str]()
         for task in dict.fromkeys(run.task for run in self.found):
             rates = sorted({run.rate for run in self.found if run.task == task})
-            lines += ["", f"| {task} | " + " | ".join(f"{rate:g}" for rate in rates) + " |", "| --- " * (len(rates) + 1) + "|"]
+            head = " | ".join(f"{rate:g}" for rate in rates)
+            lines += ["", f"| {task} | {head} |", "| --- " * (len(rates) + 1) + "|"]
             for remedy in REMEDIES:
                 cells = [self.cell(task, remedy, rate) for rate in rates]
                 lines += [f"| {remedy} | " + " | ".join(cells) + " |"] if any(cells) else []

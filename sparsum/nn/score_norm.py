@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed.nn.functional import all_reduce
 
 from sparsum.arguments import check_bool, check_floating, check_int, check_number, check_sizes
 from sparsum.tensors import at_least_float32
@@ -96,7 +95,8 @@ class ScoreNorm(torch.nn.Module):
         check_floating("scores", scores)
         n_batch = scores.ndim - len(self.shape)
         if n_batch < 0 or scores.shape[n_batch:] != self.shape:
-            raise ValueError(f"scores must have shape (*batch, {', '.join(map(str, self.shape))}), got {tuple(scores.shape)}")
+            wanted = ", ".join(map(str, self.shape))
+            raise ValueError(f"scores must have shape (*batch, {wanted}), got {tuple(scores.shape)}")
         wide = at_least_float32(scores)
         mean, variance, is_known = (tensor.to(wide.dtype) for tensor in self._running())
         if self.training:
@@ -111,8 +111,10 @@ class ScoreNorm(torch.nn.Module):
         scale = torch.where(n_known > 0, self.spread * (total + self.eps).rsqrt(), 1.0)
         if self.log_temperature is not None:
             scale = scale * (-self.log_temperature).exp()
-        result = torch.where(scores.isfinite(), (wide - mean) * scale, wide)
-        is_mixed = torch.is_autocast_enabled(scores.device.type)
+        is_finite = wide.isfinite()  # others would be NaN in the gradient of the scale, as 0 * inf
+        result = torch.where(is_finite, (torch.where(is_finite, wide, 0.0) - mean) * scale, wide)
+        kind = scores.device.type
+        is_mixed = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
         return result if is_mixed else result.to(scores.dtype)
 
     def extra_repr(self) -> str:
@@ -138,7 +140,12 @@ class ScoreNorm(torch.nn.Module):
     def _reduced(self, x: Tensor) -> Tensor:
         """The sum over the processes, through which gradients flow to all of them."""
         is_shared = self.sync and torch.distributed.is_available() and torch.distributed.is_initialized()
-        return all_reduce(x) if is_shared and torch.distributed.get_world_size() > 1 else x
+        if not is_shared or torch.distributed.get_world_size() == 1:
+            return x
+        from torch.distributed.nn.functional import all_reduce  # not in builds of torch without torch.distributed
+
+        total: Tensor = all_reduce(x)
+        return total
 
     @torch.no_grad()
     def _update(self, count: Tensor, mean: Tensor, variance: Tensor) -> None:
