@@ -14,6 +14,7 @@ import itertools
 import json
 import pathlib
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -267,7 +268,9 @@ class Results:
         for task in dict.fromkeys(run.task for run in self.found):
             rates = sorted({run.rate for run in self.found if run.task == task})
             head = " | ".join(f"{rate:g}" for rate in rates)
-            lines += ["", f"| {task} | {head} |", "| --- " * (len(rates) + 1) + "|"]
+            counts = Counter((run.rate, run.remedy) for run in self.found if run.task == task).values()
+            seeds = str(max(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+            lines += ["", f"| {task}, {seeds} seeds | {head} |", "| --- " * (len(rates) + 1) + "|"]
             for remedy in REMEDIES:
                 cells = [self.cell(task, remedy, rate) for rate in rates]
                 lines += [f"| {remedy} | " + " | ".join(cells) + " |"] if any(cells) else []
@@ -279,9 +282,9 @@ class Results:
         if not runs:
             return ""
         objective, atoms, parts, saturation = torch.tensor([list(values.values()) for values in runs]).T
-        error = objective.std() / len(runs) ** 0.5 if len(runs) > 1 else torch.tensor(torch.nan)
+        error = f" ± {objective.std() / len(runs) ** 0.5:.3f}" if len(runs) > 1 else ""
         shares = f"{100 * parts.mean():.0f}%, {100 * saturation.mean():.0f}%"
-        return f"{objective.mean():.3f} ± {error:.3f}; {atoms.mean():.1f}, {shares}"
+        return f"{objective.mean():.3f}{error}; {atoms.mean():.1f}, {shares}"
 
 
 def main(arguments: Iterable[str] | None = None) -> None:

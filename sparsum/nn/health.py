@@ -14,8 +14,8 @@ from sparsum.distribution import SparseDistribution
 class SaturationMonitor(torch.nn.Module):
     """A layer that passes distributions through, and warns once if all their rows are saturated for many steps in a row.
 
-    A saturated row has a single atom, so that no function of the distribution has a gradient in its scores. If this is so for
-    every row of every batch, the network below the scores does not learn any more, without a sign of it.
+    A saturated row has a single atom, so that no function of the distribution has a gradient in its scores. If this is so
+    for every row of every batch, the network that computes the scores has stopped learning, without any other sign.
 
     >>> import sparsum as sp
     >>> monitor = SaturationMonitor(patience=10)

@@ -26,9 +26,10 @@ def test_one_warning_after_many_saturated_steps_in_a_row() -> None:
     assert monitor.check() == 0
     for _ in range(4):
         monitor(made(SATURATED))
+    q = made(SATURATED)
     with pytest.warns(UserWarning, match="in the last 5 steps every row had a single atom.*ScoreNorm") as caught:
-        q = made(SATURATED)
-        assert monitor(q) is q
+        found = monitor(q)
+    assert found is q
     assert len(caught) == 1
     for _ in range(20):  # warnings are errors here, and there is no second one
         monitor(made(SATURATED))
@@ -60,7 +61,8 @@ def test_a_compiled_model_counts_and_is_checked_outside() -> None:
     monitor = SaturationMonitor(patience=3)
 
     def step(scores: torch.Tensor) -> torch.Tensor:
-        return monitor(sp.sparsemap(scores, sp.OneOf(3), max_atoms=2)).entropy()
+        q: sp.SparseDistribution = monitor(sp.sparsemap(scores, sp.OneOf(3), max_atoms=2))
+        return q.entropy()
 
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     with warnings.catch_warnings():
