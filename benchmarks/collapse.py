@@ -2,8 +2,8 @@
 
 Adam trains each model for 2,000 steps. Then, on test data and in evaluation mode, the same objective is measured for all
 remedies, without their own terms; so are atoms per row, the share of parts in use, and saturation. Results are appended to
-a file of JSON lines, from which an interrupted run resumes. Run it with ``OMP_NUM_THREADS=1 python -m benchmarks.collapse``,
-for about 45 minutes; docs/collapse.md has the table and says what it means.
+benchmarks/collapse.jsonl, so that only what is missing there is made. Run it with ``OMP_NUM_THREADS=1 python -m
+benchmarks.collapse``: an hour of one core for everything. docs/collapse.md has the table and says what it means.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ import sparsum as sp
 
 RATES, SEEDS, STEPS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2), 5, 2000
 N_TRAIN, N_PIXELS, N_IMAGES = 1497, 16, 16
+# The runs of docs/collapse.md. Those that are missing there are made, and appended.
+FILE = pathlib.Path(__file__).with_suffix(".jsonl")
 # The weight of a remedy's term, relative to that of the entropy.
 WEIGHT = 0.3
 
@@ -293,11 +295,11 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="by default all")
     parser.add_argument("--remedies", nargs="+", choices=REMEDIES, default=list(REMEDIES), help="by default all")
     parser.add_argument("--quick", action="store_true", help="one seed, three rates and 100 steps, to see that it works")
-    parser.add_argument("--file", type=pathlib.Path, default=pathlib.Path("collapse.jsonl"), help="of results (%(default)s)")
+    parser.add_argument("--file", type=pathlib.Path, help="of results (by default benchmarks/collapse.jsonl)")
     options = parser.parse_args(None if arguments is None else list(arguments))
     steps, seeds, rates = (100, 1, RATES[::2]) if options.quick else (STEPS, SEEDS, RATES)
     torch.set_num_threads(1)
-    results = Results(options.file)
+    results = Results(options.file or (pathlib.Path("collapse-quick.jsonl") if options.quick else FILE))
     for seed, task, rate, remedy in itertools.product(range(seeds), options.tasks, rates, options.remedies):
         run = Run(task, remedy, rate, seed)
         if run not in results.found:
