@@ -61,7 +61,7 @@ def sparsemap_loss(
     tensor([[0.0000, 0.7500, 0.0000]])
 
     With the mean of a prior as target it keeps scores alive: a bit whose score is outside of the window from -1 to 1 is the
-    same in all atoms and receives a gradient from no function of the distribution, but from this loss; see docs/training.md.
+    same in all atoms and receives a gradient from no function of the distribution, but from this loss; see docs/collapse.md.
 
     >>> sparsemap_loss(scores.detach(), sp.Bits(3), torch.full((1, 3), 0.5))
     tensor(2.0625)

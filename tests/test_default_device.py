@@ -178,3 +178,12 @@ def test_distributions_and_bounds_stay_on_the_device_of_the_scores(name: str) ->
             assert p.sample((2,), generator=generator).device.type == p.entropy().device.type == "cpu"
             for bound in (sp.estimators.distinct_bound, sp.estimators.vimco, sp.estimators.wake_wake):
                 assert bound(scores, structure, squares, 3, generator=generator).value.device.type == "cpu"
+
+
+def test_layers_stay_on_the_device_of_the_scores() -> None:
+    scores, norm, monitor = torch.randn(4, 3), sp.nn.ScoreNorm(3, learn_temperature=True), sp.nn.SaturationMonitor(1)
+    with torch.device("meta"):
+        for module in (norm, norm.eval()):
+            assert module(scores).device.type == "cpu"
+        monitor(sp.sparsemap(norm(scores), sp.OneOf(3)))
+    assert monitor.n_saturated.device.type == "cpu"

@@ -41,8 +41,32 @@ def test_the_readme_runs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
-    assert isinstance(names["encoder"], torch.nn.Linear)
-    assert names["encoder"].weight.grad is not None
+    assert isinstance(names["encoder"], torch.nn.Sequential)
+    assert names["encoder"][0].weight.grad is not None
+
+
+@pytest.mark.parametrize("rate", [1e-4, 1e-3, 1e-2])
+def test_the_first_example_of_the_readme_trains(rate: float) -> None:
+    """In a loop with Adam the objective falls, while rows keep several atoms and bits stay in use."""
+    block = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)[0]
+    at = block.index("\nq = ")
+    setup, step = (compile(part, "README.md", "exec") for part in (block[:at], block[at:]))
+    names: dict[str, Any] = {}
+    torch.manual_seed(0)
+    exec(setup, names)
+    optimizer = torch.optim.Adam([*names["encoder"].parameters(), *names["decoder"].parameters()], lr=rate)
+    objectives, atoms, means = [], [], []
+    for _ in range(500):
+        optimizer.zero_grad()
+        exec(step, names)
+        optimizer.step()
+        objectives.append(float(names["objective"].detach().mean()))
+        atoms.append(float(names["q"].n_atoms_per_row.float().mean()))
+        means.append(names["q"].mean.detach().mean(0))
+    assert objectives[-1] < objectives[0] - 0.1
+    assert atoms[100] > 5
+    for mean in (means[100], means[-1]):
+        assert float(((mean > 0.01) & (mean < 0.99)).float().mean()) > 0.9
 
 
 def test_the_numbers_in_the_readme() -> None:

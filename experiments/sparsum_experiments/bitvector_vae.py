@@ -264,6 +264,7 @@ class BitvectorVAE(AbstractExperiment):
     criterion: ClassVar[str] = "elbo"
     own_criteria: ClassVar[Mapping[str, str]] = dict.fromkeys(BOUNDS, "bound")
     judges: ClassVar[Mapping[str, int]] = {f"bits_per_dim_{way}": -1 for way in ("paper", "proposal", "annealed")}
+    remedy: ClassVar[str] = " or --score-centre batch"
     args_class: ClassVar[type[CommonArgs]] = Args
     args: Args
 
@@ -279,6 +280,11 @@ class BitvectorVAE(AbstractExperiment):
             raise ValueError(f"--batch-size must be at most {n_train}, the training images, got {args.batch_size}")
         sizes = self.images.train.x.shape[1], self.images.n_levels
         self.model: Model = with_seed(lambda: Model(args, *sizes), args.seed, "weights").to(device)
+
+    @property
+    def is_sparse_sum(self) -> bool:
+        """The calls of a bound are not the assignments with mass."""
+        return super().is_sparse_sum and self.args.method not in BOUNDS
 
     @property
     def is_capturable(self) -> bool:
@@ -324,19 +330,23 @@ class BitvectorVAE(AbstractExperiment):
         n_annealed: int = 0,
         progress: Callable[[float], None] | None = None,
     ) -> dict[str, float]:
-        """The metrics of `validate` with standard errors over images, ``used_bits`` and the results of `bits_per_dim`.
+        """The metrics of `validate` with standard errors over images, and the results of `bits_per_dim`.
 
-        ``used_bits`` is the number of bits that are 0 in at least 1% and 1 in at least 1% of the images' best codes. The
-        standard errors of bits per dimension are those of the sampling and, if only some images are annealed, of their
+        The standard errors of bits per dimension are those of the sampling and, if only some images are annealed, of their
         choice.
         """
         metrics = super().evaluate(generator, split=split, limit=limit)
         x, held_out = getattr(self.images, split).x[:limit], self.images.validation.x[:limit][:N_CHOOSING]
         sampling, size = Sampling(n_samples, generator, _n_at_once(self.model.n_pixels)), self.args.batch_size
         bits = bits_per_dim(self.model, x, held_out, sampling, size, n_annealed=n_annealed, progress=progress)
-        return metrics | {"used_bits": self._n_used_bits(x)} | bits
+        return metrics | bits
 
-    def _n_used_bits(self, x: Tensor) -> float:
+    def usage(self, generator: torch.Generator, split: str, limit: int | None) -> dict[str, float]:
+        """``used_bits``: the number of bits that are 0 in at least 1% and 1 in at least 1% of the images' best codes."""
+        return {"used_bits": self.n_used_bits(getattr(self.images, split).x[:limit])}
+
+    def n_used_bits(self, x: Tensor) -> float:
+        """The number of bits that the best codes of images use."""
         codes = [self.model.structure.argmax(self.model.scores(part)) for part in x.split(_n_at_once(x.shape[1]))]
         n_on = torch.cat(codes).sum(0)
         return float((torch.minimum(n_on, len(x) - n_on) >= LEAST_USED * len(x)).sum())

@@ -98,6 +98,8 @@ class AbstractExperiment(ABC):
     own_criteria: ClassVar[Mapping[str, str]] = {}
     #: Other metrics, of `evaluate`, by which settings can be chosen: 1 if larger is better, -1 if smaller is.
     judges: ClassVar[Mapping[str, int]]
+    #: What else may help if all examples have a single assignment with mass, besides a smaller learning rate.
+    remedy: ClassVar[str] = ""
 
     args: CommonArgs
     #: Called as ``model(batch, generator)`` with the result of `batch`; returns a `Step`. It holds the estimator.
@@ -115,6 +117,11 @@ class AbstractExperiment(ABC):
     def estimator(self) -> Any:
         """The model's estimator, which has a flag ``validate_args``."""
         return self.model.estimator
+
+    @property
+    def is_sparse_sum(self) -> bool:
+        """Whether the calls of an example are the assignments with mass: with a single one, its scores get no gradient."""
+        return isinstance(self.estimator, sp.estimators.Sparse | sp.estimators.TopK | sp.estimators.SparseMAP)
 
     @property
     def is_capturable(self) -> bool:
@@ -145,14 +152,19 @@ class AbstractExperiment(ABC):
     def measures(self, generator: torch.Generator, split: str, limit: int | None) -> Iterator[Mapping[str, Tensor]]:
         """Metrics of each example of a split, or of its first ``limit`` examples, in batches: (n,) each."""
 
+    @abstractmethod
+    def usage(self, generator: torch.Generator, split: str, limit: int | None) -> dict[str, float]:
+        """How many bits, classes or symbols the best assignments of a split use: a metric of all examples together."""
+
     @torch.no_grad()
     def validate(
         self, generator: torch.Generator, *, split: str = "validation", limit: int | None = None
     ) -> dict[str, float]:
-        """Mean metrics of the model on validation or test data, in evaluation mode."""
+        """Mean metrics of the model on validation or test data, in evaluation mode, and its `usage`."""
         self.model.eval()
         metrics = means_and_errors(self.measures(generator, split, limit))
-        return {name: value for name, value in metrics.items() if not name.endswith("_se")}
+        means = {name: value for name, value in metrics.items() if not name.endswith("_se")}
+        return means | self.usage(generator, split, limit)
 
     @torch.no_grad()
     def evaluate(
@@ -170,4 +182,4 @@ class AbstractExperiment(ABC):
         ``n_annealed`` examples are estimated by annealed importance sampling, too; ``progress`` receives the fraction done.
         """
         self.model.eval()
-        return means_and_errors(self.measures(generator, split, limit))
+        return means_and_errors(self.measures(generator, split, limit)) | self.usage(generator, split, limit)

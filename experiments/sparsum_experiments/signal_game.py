@@ -210,6 +210,7 @@ class SignalGame(AbstractExperiment):
     methods: ClassVar[tuple[str, ...]] = tuple(ESTIMATORS)
     criterion: ClassVar[str] = "success"
     judges: ClassVar[Mapping[str, int]] = {"expected_success": 1}
+    remedy: ClassVar[str] = " or a larger --sender-temperature"
     args_class: ClassVar[type[CommonArgs]] = Args
     args: Args
 
@@ -233,8 +234,18 @@ class SignalGame(AbstractExperiment):
 
     def measures(self, generator: torch.Generator, split: str, limit: int | None) -> Iterator[Mapping[str, Tensor]]:
         """Success, and expectations under the sender's distribution, on games that are the same for all runs."""
+        for batch in self.evaluated(split, limit):
+            yield self.model.measures(batch)
+
+    def usage(self, generator: torch.Generator, split: str, limit: int | None) -> dict[str, float]:
+        """``used_symbols``: the number of symbols that are the most probable one in some game."""
+        best = [self.model.play(batch).scores.argmax(-1) for batch in self.evaluated(split, limit)]
+        return {"used_symbols": float(len(torch.cat(best).unique()))}
+
+    def evaluated(self, split: str, limit: int | None) -> Iterator[Mapping[str, Tensor]]:
+        """Games of a split, in batches."""
         features: Features = getattr(self.games, split)
         drawn = draw_games(features, _N_EVALUATED[split], self.games.n_images, generator_for(self.device, 0, "games", split))
         chunks = zip(*(part[:limit].split(_EVALUATED_AT_ONCE[self.device.type]) for part in drawn), strict=True)
         for images, target in chunks:
-            yield self.model.measures({"images": features.x[images], "target": target})
+            yield {"images": features.x[images], "target": target}

@@ -244,5 +244,11 @@ class SemisupervisedVAE(AbstractExperiment):
             elbo = -(estimate.value - entropy) - math.log(N_CLASSES)
             yield {"elbo": elbo, "accuracy": accuracy, "entropy": entropy, "calls": estimate.calls}
 
+    def usage(self, generator: torch.Generator, split: str, limit: int | None) -> dict[str, float]:
+        """``used_classes``: the number of classes that are the most probable one of some image."""
+        grey = getattr(self.images, split).x[:limit].split(_EVALUATED_AT_ONCE[self.device.type])
+        best = [self.model.classifier(self.binarised(part, generator)).argmax(-1) for part in grey]
+        return {"used_classes": float(len(torch.cat(best).unique()))}
+
     def _loss(self, x: Tensor, generator: torch.Generator, z: Tensor, row: Tensor) -> Tensor:
         return self.model.negative_elbo(x[row], z, generator)

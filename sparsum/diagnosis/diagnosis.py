@@ -10,12 +10,26 @@ from typing import TYPE_CHECKING
 
 from sparsum.diagnosis.measurement import Measurement
 from sparsum.diagnosis.plot import plot
+from sparsum.diagnosis.reference import Reference
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLUMNS = ("method", "calls", "ms", "variance", "var x calls", "var x ms", "bias", "noise")
+_COLUMNS = ("method", "calls", "ms", "variance", "var x calls", "var x ms", "bias", "noise", "distance", "noise", "cosine")
 _WIDTH = 100
+_BIAS = (
+    "bias: of the mean gradient, from the exact one of the method's own distribution. It is 0 for exact sums by "
+    "construction, so it does not compare methods that have different distributions."
+)
+_DISTANCE = (
+    "distance, cosine: of the mean gradient, from and with the gradient of the expected loss under the dense distribution, "
+    "the same for all methods, {how}. A sparse sum is the gradient of another expectation: its distance is not an error."
+)
+_UNKNOWN = "distance, cosine: unknown, because the dense distribution can neither be enumerated nor sampled."
+_ADVICE = (
+    "noise: the largest bias or distance that is due to finitely many draws. The variance is that of one step, and says "
+    "nothing about the direction. Which method trains the best model, none of the columns tells: train some of them."
+)
 
 
 @dataclass(frozen=True)
@@ -24,9 +38,11 @@ class Diagnosis:
 
     Args:
         rows: one measurement per estimator, in the given order.
+        reference: the gradient that all estimators are compared with; None if it is unknown.
     """
 
     rows: tuple[Measurement, ...]
+    reference: Reference | None = None
 
     def __getitem__(self, name: str) -> Measurement:
         """The measurement of one estimator, by name."""
@@ -44,9 +60,10 @@ class Diagnosis:
             text.append("* biased: the bias is larger than the noise of the draws")
         if any(row.is_doubtful for row in self.rows):
             text.append("? larger than the noise of the draws, but declared unbiased: use more draws, or fix the estimator")
-        for row in self.rows:
-            if row.reason:
-                text.append(textwrap.fill(f"{row.name}: {row.reason}", _WIDTH, subsequent_indent="    "))
+        notes = [f"{row.name}: {row.reason}" for row in self.rows if row.reason]
+        if len(notes) < len(self.rows):
+            notes += [_BIAS, self._about_the_reference(), _ADVICE]
+        text += [textwrap.fill(note, _WIDTH, subsequent_indent="    ") for note in notes]
         return "\n".join(line.rstrip() for line in text)
 
     def plot(self, path: str | os.PathLike[str] | None = None, ax: Axes | None = None) -> Axes:
@@ -67,6 +84,15 @@ class Diagnosis:
         """
         return plot(self.rows, path, ax)
 
+    def _about_the_reference(self) -> str:
+        """What the common reference is, and how well it is known."""
+        if self.reference is None:
+            return _UNKNOWN
+        if not self.reference.n_samples:
+            return _DISTANCE.format(how="summed over all assignments")
+        error = f"a relative standard error of {self.reference.relative_error:.2g}"
+        return _DISTANCE.format(how=f"estimated from {self.reference.n_samples} samples per example with {error}")
+
 
 def _mark(row: Measurement) -> str:
     return "*" if row.is_biased else "?" if row.is_doubtful else " "
@@ -75,13 +101,13 @@ def _mark(row: Measurement) -> str:
 def _cells(row: Measurement) -> tuple[str, ...]:
     """A row of the table as text."""
     products = row.variance_times_calls, row.variance_times_milliseconds
-    is_known = not math.isnan(row.bias)
     return (
         row.name,
         f"{row.calls:.4g}",
         f"{row.milliseconds:.2f}",
         f"{row.variance:.3g}",
         *(f"{product:.3g}" for product in products),
-        f"{row.bias:.3f}{_mark(row)}" if is_known else "- ",
-        f"{row.noise:.3f}" if is_known else "-",
+        "- " if math.isnan(row.bias) else f"{row.bias:.3f}{_mark(row)}",
+        *("-" if math.isnan(number) else f"{number:.3f}" for number in (row.noise, row.distance, row.distance_noise)),
+        "-" if math.isnan(row.cosine) else f"{row.cosine:.3f}",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -12,10 +13,15 @@ from sparsum.diagnosis.case import Case, Progress
 from sparsum.distribution import SparseDistribution
 from sparsum.distribution.loss import call_for_numbers
 from sparsum.estimators import Estimate
+from sparsum.estimators.members import members
 from sparsum.gibbs import Gibbs
+from sparsum.structures import AbstractStructure
 
 # The number of terms per chunk, which bounds the memory.
 CHUNK_SIZE = 2**14
+
+# Where atoms do not consist of choices, all assignments are found as the best ones, which is slow for many.
+_FEW = 1024
 
 
 @dataclass
@@ -39,15 +45,25 @@ class Exact:
         q = estimate.distribution
         if isinstance(q, SparseDistribution):
             return self._sum(_atoms(q), len(q.atoms))
-        if not isinstance(q, Gibbs):
+        return self.of_gibbs(q) if isinstance(q, Gibbs) else None
+
+    def of_gibbs(self, p: Gibbs) -> Tensor | None:
+        """The exact gradient for a dense distribution, (n_scores,), or None if it has too many assignments."""
+        shape = _shape(p)
+        count = self.list_length(p.structure) if shape is None else shape[1] ** shape[0]
+        n_terms = self.case.n_rows * count
+        if not count or n_terms > self.max_terms:
             return None
-        shape = _shape(q)
-        if shape is None or self.case.n_rows * shape[1] ** shape[0] > self.max_terms:
-            return None
-        flat = q.bound.flat.detach()
+        flat = p.bound.flat.detach()
         if self._known is None or not torch.equal(self._known[0], flat):
-            self._known = flat, self._sum(_assignments(q, *shape), self.case.n_rows * shape[1] ** shape[0])
+            terms = _listed(p, count) if shape is None else _assignments(p, *shape)
+            self._known = flat, self._sum(terms, n_terms)
         return self._known[1]
+
+    def list_length(self, structure: AbstractStructure) -> int:
+        """The number of assignments of a structure that does not consist of choices; 0 if there are too many to list."""
+        most = min(_FEW, self.max_terms // self.case.n_rows)
+        return round(math.exp(structure.log_count())) if structure.log_count() <= math.log(max(most, 1)) else 0
 
     def _sum(self, terms: Iterator[tuple[Tensor, Tensor, Tensor]], n_terms: int) -> Tensor:
         """The gradient of the sum of probabilities times losses; only the probabilities depend on the scores."""
@@ -86,6 +102,16 @@ def _assignments(p: Gibbs, length: int, n_choices: int) -> Iterator[tuple[Tensor
         kept = probs.detach() > 0
         if kept.any():
             yield atoms[kept], row[kept], probs[kept]
+
+
+def _listed(p: Gibbs, count: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Atoms, rows and probabilities of all allowed assignments, in chunks, from a list of them."""
+    atoms, scores = members(p.bound, count)
+    kept = (scores.detach() > -torch.inf).flatten()
+    every, rows = atoms.flatten(0, 1)[kept], p.bound.row(count)[kept]
+    for start in range(0, len(rows), CHUNK_SIZE):
+        chunk = slice(start, start + CHUNK_SIZE)
+        yield every[chunk], rows[chunk], p.log_prob_of(every[chunk], rows[chunk]).exp()
 
 
 def _shape(p: Gibbs) -> tuple[int, int] | None:

@@ -12,7 +12,8 @@ from torch import Tensor
 from sparsum.diagnosis.case import Case, Progress
 from sparsum.diagnosis.exact import Exact
 from sparsum.diagnosis.measurement import Measurement
-from sparsum.diagnosis.moments import Moments, relative_bias
+from sparsum.diagnosis.moments import Moments, relative
+from sparsum.diagnosis.reference import Reference
 from sparsum.estimators import AbstractEstimator, Anneal
 
 # An exact sum is the same in every draw: this many draws are enough to time it.
@@ -20,18 +21,33 @@ _ENOUGH_OF_A_SUM = 10
 
 
 def measure(
-    name: str, estimator: AbstractEstimator, case: Case, exact: Exact, *, draws: int, warm_up: int, seed: int
+    name: str,
+    estimator: AbstractEstimator,
+    case: Case,
+    exact: Exact,
+    reference: Reference | None,
+    *,
+    draws: int,
+    warm_up: int,
+    seed: int,
 ) -> Measurement:
     """Measure a copy of an estimator, or report why this is not possible."""
     try:
-        return _measure(name, copy.deepcopy(estimator).train(), case, exact, draws, warm_up, seed)
+        return _measure(name, copy.deepcopy(estimator).train(), case, exact, reference, draws, warm_up, seed)
     except Exception as error:  # continue with the other estimators
         notes = getattr(error, "__notes__", ())
         return Measurement(name=name, reason=" ".join([f"{type(error).__name__}: {error}", *notes]))
 
 
 def _measure(
-    name: str, estimator: AbstractEstimator, case: Case, exact: Exact, draws: int, warm_up: int, seed: int
+    name: str,
+    estimator: AbstractEstimator,
+    case: Case,
+    exact: Exact,
+    reference: Reference | None,
+    draws: int,
+    warm_up: int,
+    seed: int,
 ) -> Measurement:
     generator = torch.Generator(case.device).manual_seed(seed)
     if estimator.state_dict():
@@ -55,7 +71,8 @@ def _measure(
         is_sum = moments.count >= 2 and moments.variance == 0 and torch.equal(generator.get_state(), at_first)
         if is_sum and moments.count >= _ENOUGH_OF_A_SUM:
             break
-    bias, noise = relative_bias(moments, truth)
+    bias, noise = _bias(moments, truth)
+    distance, distance_noise, cosine = _distance(moments, reference)
     rounding = math.sqrt(torch.finfo(case.leaves[0].dtype).eps)
     return Measurement(
         name=name,
@@ -64,10 +81,30 @@ def _measure(
         variance=moments.variance / case.n_rows,
         bias=bias,
         noise=noise,
+        distance=distance,
+        distance_noise=distance_noise,
+        cosine=cosine,
         is_unbiased=estimator.is_unbiased,
         is_biased=bias > max(noise, rounding) and not estimator.is_unbiased,
         is_doubtful=bias > max(noise, rounding) and estimator.is_unbiased,
     )
+
+
+def _bias(moments: Moments, truth: Tensor | None) -> tuple[float, float]:
+    """The norm of the bias and the largest due to noise, relative to the norm of the truth; NaN if unknown."""
+    if truth is None:
+        return math.nan, math.nan
+    return relative(moments.squared_distance(truth), moments.noise, float(truth.norm()))
+
+
+def _distance(moments: Moments, reference: Reference | None) -> tuple[float, float, float]:
+    """The distance from the reference, the largest due to noise, and the cosine of the angle; NaN if unknown."""
+    if reference is None:
+        return math.nan, math.nan, math.nan
+    square = moments.squared_distance(reference.gradient, reference.error)
+    # At most, since the two means are independent.
+    distance, noise = relative(square, moments.noise + reference.noise, reference.norm)
+    return distance, noise, moments.cosine(reference.gradient, reference.norm)
 
 
 def _truth(estimator: AbstractEstimator, case: Case, exact: Exact, generator: torch.Generator) -> Tensor | None:

@@ -15,9 +15,13 @@ class Measurement:
         calls: the number of loss evaluations per example.
         milliseconds: the median time of a call with its backward pass, for the whole batch.
         variance: the trace of the covariance of the gradient with respect to the scores, divided by the number of examples.
-        bias: the distance of the mean gradient from the exact one, relative to the norm of the exact one; the contribution
-            of the noise of finitely many draws to its square is subtracted.
+        bias: the distance of the mean gradient from the exact one of the estimator's own distribution, relative to the norm
+            of the exact one; the contribution of the noise of finitely many draws to its square is subtracted.
         noise: the largest bias that can be due to noise alone, in the same unit: four standard errors of its square.
+        distance: the distance of the mean gradient from the common reference, the gradient of the expected loss under the
+            dense distribution, relative to the norm of the reference; the contribution of noise is subtracted.
+        distance_noise: the largest distance that can be due to the noise of the draws and of the reference.
+        cosine: the cosine of the angle between the mean gradient and the reference, from -1 to 1.
         is_unbiased: whether the estimator declares to be unbiased.
         is_biased: whether the bias exceeds noise and rounding, for an estimator declared biased.
         is_doubtful: the same for an estimator declared unbiased. Use more draws to decide: if the important assignments are
@@ -31,6 +35,9 @@ class Measurement:
     variance: float = math.nan
     bias: float = math.nan
     noise: float = math.nan
+    distance: float = math.nan
+    distance_noise: float = math.nan
+    cosine: float = math.nan
     is_unbiased: bool = True
     is_biased: bool = False
     is_doubtful: bool = False

@@ -39,33 +39,50 @@ class Moments:
         """The trace of C."""
         return self._squares / (self.count - 1)
 
-    def squared_bias(
-        self,
-        truth: Tensor,  # shape: (n_numbers,)
-    ) -> tuple[float, float]:
-        r"""An unbiased estimate of the squared distance of the expectation from the truth, and its standard error at 0.
+    @property
+    def noise(self) -> float:
+        r"""The standard error of the squared distance of the mean from its expectation.
 
-        .. math:: |m - g|^2 - \mathrm{tr}(C) / n, \quad \sqrt{2 \, \mathrm{tr}(C^2) / (n (n - 1))}
-
-        since :math:`\mathbb{E} |m - g|^2 = |\mathrm{bias}|^2 + \mathrm{tr}(C) / n`. The estimate may be negative.
+        .. math:: \sqrt{2 \, \mathrm{tr}(C^2) / (n (n - 1))}
         """
         centred = torch.stack(self._kept) - self.mean
         products = (centred @ centred.T).square()  # off the diagonal their expectation is tr(C^2)
         n_pairs = len(products) * (len(products) - 1)
         trace = float(products.sum() - products.diagonal().sum()) / n_pairs
-        square = float((self.mean - truth).square().sum()) - self.variance / self.count
-        return square, math.sqrt(max(2 * trace, 0.0) / (self.count * (self.count - 1)))
+        return math.sqrt(max(2 * trace, 0.0) / (self.count * (self.count - 1)))
+
+    def squared_distance(
+        self,
+        other: Tensor,  # shape: (n_numbers,)
+        error: float = 0.0,
+    ) -> float:
+        r"""An unbiased estimate of the squared distance of the expectation from another vector; it may be negative.
+
+        .. math:: |m - g|^2 - \mathrm{tr}(C) / n
+
+        since :math:`\mathbb{E} |m - g|^2 = |\mathrm{bias}|^2 + \mathrm{tr}(C) / n`.
+
+        Args:
+            other: the other vector, or an unbiased estimate of it.
+            error: the expected squared error of this estimate.
+        """
+        return float((self.mean - other).square().sum()) - self.variance / self.count - error
+
+    def cosine(
+        self,
+        other: Tensor,  # shape: (n_numbers,)
+        norm: float,
+    ) -> float:
+        """The cosine of the angle between the expectation and another vector of given norm; NaN if one of them is 0."""
+        square = self.squared_distance(torch.zeros_like(other))
+        if square <= 0 or norm <= 0:
+            return math.nan
+        return max(-1.0, min(1.0, float(self.mean @ other) / (math.sqrt(square) * norm)))
 
 
-def relative_bias(
-    moments: Moments,
-    truth: Tensor | None,  # shape: (n_numbers,)
-) -> tuple[float, float]:
-    """The norm of the bias and the largest due to noise, relative to the norm of the truth; NaN if unknown."""
-    if truth is None:
-        return math.nan, math.nan
-    square, error = moments.squared_bias(truth)
-    bias, noise, norm = math.sqrt(max(square, 0.0)), math.sqrt(_N_ERRORS * error), float(truth.norm())
-    if norm == 0:  # the relative bias is undefined
-        return (math.inf if bias > 0 else 0.0), (math.inf if noise > 0 else 0.0)
-    return bias / norm, noise / norm
+def relative(square: float, error: float, norm: float) -> tuple[float, float]:
+    """A distance and the largest due to noise, relative to a norm, from its square and the standard error of this."""
+    distance, noise = math.sqrt(max(square, 0.0)), math.sqrt(_N_ERRORS * error)
+    if norm == 0:  # the relative distance is undefined
+        return (math.inf if distance > 0 else 0.0), (math.inf if noise > 0 else 0.0)
+    return distance / norm, noise / norm

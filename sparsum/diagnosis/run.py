@@ -14,6 +14,7 @@ from sparsum.diagnosis.case import Case, Progress
 from sparsum.diagnosis.diagnosis import Diagnosis
 from sparsum.diagnosis.exact import Exact
 from sparsum.diagnosis.measure import measure
+from sparsum.diagnosis.reference import reference_of
 from sparsum.distribution.loss import Loss
 from sparsum.estimators import AbstractEstimator
 from sparsum.structures import AbstractStructure, Scores
@@ -31,6 +32,7 @@ def diagnose(
     draws: int = 100,
     warm_up: int = 100,
     max_terms: int = 2**22,
+    reference_samples: int = 4096,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Diagnosis:
@@ -44,6 +46,16 @@ def diagnose(
     where q is the distribution of the estimator: an exact sum over few assignments has neither variance nor bias. The
     contribution of the noise of the draws to the bias is subtracted, and the size of this noise is reported.
 
+    To compare estimators that have different distributions, their mean gradients are also set beside a common reference,
+    the gradient under the dense distribution p of `sparsum.Gibbs`:
+
+    .. math:: \mathrm{distance} = \frac{|\mathbb{E}[g] - g_0|}{|g_0|}, \quad
+        \mathrm{cosine} = \frac{\mathbb{E}[g]^\top g_0}{|\mathbb{E}[g]| \, |g_0|}, \quad
+        g_0 = \nabla_t \sum_z p(z) \ell(z) .
+
+    A sparse distribution has another expected loss to descend, so a distance from the dense gradient is not an error. And a
+    small distance is not a promise: which method trains the best model, only training tells.
+
     >>> import sparsum as sp
     >>> scores, weight = torch.tensor([[1.0, 0.5, -1.0]]), torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]])
     >>> def loss(z, row):
@@ -55,10 +67,12 @@ def diagnose(
     >>> diagnosis["ScoreFunction"].is_biased
     False
     >>> print(diagnosis)  # doctest: +ELLIPSIS
-    method         calls   ms  variance  var x calls  var x ms   bias  noise
-    Sparse             2  ...         0            0         0 0.000   0.000
-    ScoreFunction      1  ...
+    method         calls ...  variance  var x calls  var x ms    bias  noise  distance  noise  cosine
+    Sparse             2 ...         0            0         0  0.000   0.000     1.339  0.000   0.994
+    ScoreFunction      1 ...
     Disarm: TypeError: Disarm takes Bits, got OneOf(n=3); estimators for this structure: ...
+    bias: of the mean gradient, from the exact one of the method's own distribution. It is 0 for exact
+    ...
 
     The scores, the estimators and the gradients of all parameters are not changed. Modules in the loss keep their mode: for
     example, dropout in training mode adds noise to the variance and to the exact gradient.
@@ -77,6 +91,8 @@ def diagnose(
             state before measuring; 0 for estimators that were trained with the model.
         max_terms: the largest number of assignments times examples to sum, in chunks, for the exact gradient under a
             `sparsum.Gibbs` distribution; if there are more, the bias is unknown.
+        reference_samples: the number of samples per example for the common reference, if there are more terms than that; at
+            least 4, or 0 for no reference then. Its standard error is reported, and is part of the noise of the distance.
         seed: the seed of all randomness. Each estimator starts from it, so that the results do not depend on the others.
         progress: called with the name of the current task, the number of steps done, and the total number of steps.
 
@@ -91,6 +107,9 @@ def diagnose(
     check_int("draws", draws, least=2)
     check_int("warm_up", warm_up, least=0)
     check_int("max_terms", max_terms, least=0)
+    check_int("reference_samples", reference_samples, least=0)
+    if 0 < reference_samples < 4:
+        raise ValueError(f"reference_samples must be 0 or at least 4, got {reference_samples}")
     check_int("seed", seed)
     if progress is not None and not callable(progress):
         raise TypeError(f"progress must be a function or None, got {type(progress).__name__}")
@@ -98,12 +117,12 @@ def diagnose(
     case = Case.of(scores, structure, loss, context, mask, temperature)
     exact = Exact(case, max_terms, progress if progress is not None else lambda *_: None)
     with torch.enable_grad():
-        return Diagnosis(
-            tuple(
-                measure(name, estimator, case, exact, draws=draws, warm_up=warm_up, seed=seed)
-                for name, estimator in named.items()
-            )
-        )
+        reference = reference_of(case, exact, reference_samples, seed)
+        rows = [
+            measure(name, estimator, case, exact, reference, draws=draws, warm_up=warm_up, seed=seed)
+            for name, estimator in named.items()
+        ]
+    return Diagnosis(tuple(rows), reference)
 
 
 def _named(estimators: Any) -> dict[str, AbstractEstimator]:

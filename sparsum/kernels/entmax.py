@@ -18,7 +18,7 @@ from torch.library import triton_op
 from sparsum.kernels.any_alpha import any_tile_backward, any_tile_forward
 from sparsum.kernels.any_alpha_groups import any_groups_backward, any_groups_forward
 from sparsum.kernels.any_alpha_math import ANY, BETWEEN, NEAR_1, NEAR_1_BELOW, NEAR_2, NEAR_2_ABOVE, STEEP
-from sparsum.kernels.launch import Plan, Rooms, unwrapped, wrap_triton
+from sparsum.kernels.launch import Plan, unwrapped, wrap_triton
 from sparsum.kernels.simplex import HALF_MOST, SPLIT_MOST, Groups, groups_for, lanes_for, rooms_for, spread, tile_shape
 
 # Bytes per entry -> the longest rows that are kept in registers.
@@ -81,12 +81,12 @@ def planned_forward(
     has_mask, is_double = mask is not None, x.dtype == torch.float64
     mask = x if mask is None else mask
     tensor, rate, stride = _rates(alphas, x)
-    rooms: Rooms = ()
     strides = (*x.stride(), *spread(mask), *y.stride(), stride)
     options = {
         "KIND": kind_of(alphas), "HAS_MASK": has_mask, "IS_HALF": x.dtype in (torch.float16, torch.bfloat16),
         "IS_DOUBLE": is_double, "TOLERANCE": _TOLERANCE[is_double], "EPS": _EPS[is_double],
     }  # fmt: skip
+    rooms: tuple[tuple[tuple[int, int], torch.dtype], ...] = ()
     if path == "tile":
         rows, block, warps = tile_shape(n, x.stride(-1))
         warps = warps_for(rows * block, warps, isinstance(alphas, Tensor))
@@ -125,11 +125,11 @@ def planned_backward(
     out = torch.empty_like(probs)
     is_double = probs.dtype == torch.float64
     tensor, rate, stride = _rates(alphas, probs)
-    rooms: Rooms = ()
     n_rows, dtype = outer * inner, torch.float64 if is_double else torch.float32
     grad_alphas = torch.empty(n_rows if with_alpha else 0, dtype=dtype, device=probs.device)
     tensors = (probs, grad, tensor, out, grad_alphas if with_alpha else out)
     strides = (*probs.stride(), *grad.stride(), *out.stride(), stride)
+    rooms: tuple[tuple[tuple[int, int], torch.dtype], ...] = ()
     options = {"HAS_ALPHAS": isinstance(alphas, Tensor), "WITH_ALPHA": with_alpha, "IS_DOUBLE": is_double}
     if (path or path_for(n, probs.dtype.itemsize)) == "tile":
         rows, block, warps = tile_shape(n, probs.stride(-1))
@@ -153,15 +153,14 @@ def planned_backward(
 
 def kind_of(alphas: Tensor | float) -> int:
     """What the kernels know of alpha when they are compiled."""
-    kind = BETWEEN
     if isinstance(alphas, Tensor):
         kind = ANY
-    elif alphas > 2:
-        kind = STEEP
     elif alphas - 1 < NEAR_1_BELOW.value:
         kind = NEAR_1
-    elif alphas - 1 > NEAR_2_ABOVE.value:
-        kind = NEAR_2
+    elif alphas - 1 <= NEAR_2_ABOVE.value:
+        kind = BETWEEN
+    else:
+        kind = NEAR_2 if alphas <= 2 else STEEP
     return int(kind.value)
 
 

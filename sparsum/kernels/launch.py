@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-#: Shapes and dtypes of scratch buffers.
-Rooms: TypeAlias = tuple[tuple[tuple[int, int], torch.dtype], ...]
 # Arguments of a launch -> function that launches it; cleared when it is full.
 _remembered: dict[tuple[Any, ...], Callable[..., None]] = {}
 # Shape, dtypes and device of contiguous tensors, and alpha -> plan of the mapping or of its derivative.
@@ -52,14 +50,14 @@ class Plan(NamedTuple):
         start: launches the kernel, given the three sizes of its grid and its arguments without constants.
         n_programs: the size of the grid.
         order: the kernel's pointers, by their positions among the inputs, the result and the scratch buffers.
-        rooms: the scratch buffers.
+        rooms: shapes and dtypes of the scratch buffers.
         numbers: the kernel's arguments after the pointers.
     """
 
     start: Callable[..., None]
     n_programs: int
     order: tuple[int, ...]
-    rooms: Rooms
+    rooms: tuple[tuple[tuple[int, int], torch.dtype], ...]
     numbers: tuple[int, ...]
 
 

@@ -15,7 +15,7 @@ import triton
 from torch import Tensor
 from torch.library import triton_op
 
-from sparsum.kernels.launch import Plan, Rooms, unwrapped, wrap_triton
+from sparsum.kernels.launch import Plan, unwrapped, wrap_triton
 from sparsum.kernels.simplex_backward import groups_backward
 from sparsum.kernels.simplex_groups import groups_forward, split_peaks, split_solve
 from sparsum.kernels.simplex_tile import tile_backward, tile_forward
@@ -128,8 +128,8 @@ def planned_backward(
     outer, inner, n = probs.shape
     out = torch.empty_like(probs)
     strides = (*probs.stride(), *grad.stride(), *out.stride())
+    rooms: tuple[tuple[tuple[int, int], torch.dtype], ...] = ()
     is_double = probs.dtype == torch.float64
-    rooms: Rooms = ()
     if (path or path_for(n, probs.dtype.itemsize)) == "tile":
         rows, block, warps = tile_shape(n, probs.stride(-1))
         n_programs, numbers = -(-outer * inner // rows), (outer * inner, n, inner, *strides)
@@ -223,7 +223,7 @@ def scratch(x: Tensor, n_groups: int) -> tuple[Tensor, Tensor]:
     return peaks, ids
 
 
-def rooms_for(x: Tensor, n_groups: int) -> Rooms:
+def rooms_for(x: Tensor, n_groups: int) -> tuple[tuple[tuple[int, int], torch.dtype], ...]:
     """Shapes and dtypes of `scratch`."""
     shape = (x.shape[0] * x.shape[1], n_groups)
     return (shape, torch.float64 if x.dtype == torch.float64 else torch.float32), (shape, torch.int32)

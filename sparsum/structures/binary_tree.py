@@ -179,9 +179,9 @@ class BinaryTree(AbstractStructure):
 def _inside(
     spans: Tensor,  # shape: (n_rows, n, n), [first, last]; finite, float64
     reduce: chart.Reduce,
-) -> chart.Table:
+) -> chart.SpanTable:
     """Sum or maximise over the trees of all spans."""
-    table = chart.Table.of(spans.diagonal(dim1=1, dim2=2))
+    table = chart.SpanTable.of(spans.diagonal(dim1=1, dim2=2))
     for width in range(1, spans.shape[1]):
         inner = reduce(chart.splits(table.by_first, table.by_last, width), 1)
         table = table.extended(inner + spans.diagonal(width, 1, 2))

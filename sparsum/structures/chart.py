@@ -25,7 +25,7 @@ Choose = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Table:
+class SpanTable:
     """Values of all spans up to some width, by their first and by their last position; what is outside is 0."""
 
     by_first: Tensor  # shape: (n_rows, n_widths, n), the span from i to i + d at [d, i]
@@ -35,18 +35,18 @@ class Table:
     def of(
         cls,
         values: Tensor,  # shape: (n_rows, n)
-    ) -> Table:
+    ) -> SpanTable:
         """The spans of width 0."""
         return cls(values.unsqueeze(1), values.unsqueeze(1))
 
     def extended(
         self,
         values: Tensor,  # shape: (n_rows, n - width)
-    ) -> Table:
+    ) -> SpanTable:
         """Add the spans of the next width."""
         width = self.by_first.shape[1]
         first, last = (torch.nn.functional.pad(values, sides).unsqueeze(1) for sides in ((0, width), (width, 0)))
-        return Table(torch.cat([self.by_first, first], 1), torch.cat([self.by_last, last], 1))
+        return SpanTable(torch.cat([self.by_first, first], 1), torch.cat([self.by_last, last], 1))
 
     def square(self) -> Tensor:
         """The value of the span from i to j at [i, j], for i <= j: (n_rows, n, n)."""

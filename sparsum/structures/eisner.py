@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsum.structures.chart import Choose, Reduce, Stack, Table, choose_within, splits
+from sparsum.structures.chart import Choose, Reduce, SpanTable, Stack, choose_within, splits
 
 #: For what no tree contains; far below what stands for a forbidden edge, and finite, so that derivatives are.
 _NEVER = -1e305
@@ -52,7 +52,7 @@ def inside(
     edges = _edges(scores)
     n_nodes = edges.shape[-1]
     zeros = edges.new_zeros(len(edges), n_nodes)
-    tables = {name: Table.of(zeros) for name in ("to_right", "to_left", "right", "left", "inside_right")}
+    tables = {name: SpanTable.of(zeros) for name in ("to_right", "to_left", "right", "left", "inside_right")}
     for width in range(1, n_nodes):
         right, left = tables["inside_right"].by_first, tables["left"].by_last
         inner = reduce(splits(right, left, width), 1)

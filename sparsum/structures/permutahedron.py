@@ -58,7 +58,7 @@ def _isotonic(
     return torch.where(width > 0, least, -torch.inf).amax(1)
 
 
-def split(
+def rankings_of(
     points: Tensor,  # shape: (n_rows, n), float64
 ) -> Decomposition:
     """Split points into permutations by pulling; see `sparsum.structures.pulling`. At most n have a positive weight.

@@ -102,7 +102,7 @@ class Permutation(AbstractStructure):
         mean: Scores,  # shape: (n_rows, n), float64
     ) -> Decomposition:
         """Split mean vectors into at most n rankings."""
-        return permutahedron.split(flatten(mean))
+        return permutahedron.rankings_of(flatten(mean))
 
 
 @torch.no_grad()

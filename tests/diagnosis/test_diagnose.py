@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import pathlib
 import statistics
@@ -109,8 +110,8 @@ def test_the_bias_of_draws_with_a_known_one() -> None:
         for _ in range(20):
             moments.add(scale * torch.randn(4, generator=generator, dtype=torch.float64))
         truth = torch.full((4,), bias / 2 if repeat % 2 else 0.0, dtype=torch.float64)
-        squares.append(moments.squared_bias(truth)[0])
-        errors.append(moments.squared_bias(truth)[1])
+        squares.append(moments.squared_distance(truth))
+        errors.append(moments.noise)
     unbiased, biased = squares[::2], squares[1::2]
     for estimates, wanted in ((unbiased, 0.0), (biased, bias**2)):
         spread = statistics.stdev(estimates)
@@ -130,6 +131,7 @@ def test_the_bias_of_draws_with_a_known_one() -> None:
         (sp.Tree(3, lengths=torch.tensor([2, 3])), normal(2, 3, 3)),
         (sp.Enumerated(torch.eye(4)), normal(2, 4)),
         (sp.Budget(4, 2), normal(2, 4)),
+        (sp.Matching(2, 3), normal(2, 2, 3)),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -142,16 +144,102 @@ def test_the_exact_gradient_is_that_of_the_dense_sum(
     def loss(z: Tensor, row: Tensor) -> Tensor:
         return (1 + row) * (z.reshape(len(z), -1) * weights[: z[0].numel()]).sum(-1).cos()
 
-    row = sp.diagnose(scores, structure, loss, [es.Dense()], draws=2).rows[0]
+    diagnosis = sp.diagnose(scores, structure, loss, [es.Dense()], draws=2)
+    row = diagnosis.rows[0]
     assert row.reason == ""
     assert row.bias < 1e-5
+    assert row.distance < 1e-5
+    assert row.cosine == pytest.approx(1)
+    assert diagnosis.reference is not None
+    assert (diagnosis.reference.n_samples, diagnosis.reference.relative_error) == (0, 0.0)
+
+
+def by_hand(mapping: Any) -> Tensor:
+    """The gradient of the expected table under a mapping, by automatic differentiation: (6,)."""
+    scores = SCORES.clone().requires_grad_()
+    return torch.autograd.grad((mapping(scores, -1) * TABLE).sum(), scores)[0].flatten()
+
+
+def test_all_methods_are_compared_with_one_gradient() -> None:
+    """Also those whose own distribution is another one, which show no bias."""
+    dense, sparse = by_hand(torch.softmax), by_hand(sp.sparsemax)
+    diagnosis = run(es.Dense(), es.Sparse(), es.ScoreFunction(), Inflated(-2.0), draws=500)
+    assert diagnosis.reference is not None
+    torch.testing.assert_close(diagnosis.reference.gradient, dense)
+    distance = float((sparse - dense).norm() / dense.norm())
+    cosine = float(torch.cosine_similarity(sparse, dense, dim=0))
+    row = diagnosis["Sparse"]
+    assert row.bias < 1e-12
+    assert row.distance == pytest.approx(distance)
+    assert row.cosine == pytest.approx(cosine)
+    assert diagnosis["Dense"].distance < 1e-12
+    assert diagnosis["Inflated"].distance == pytest.approx(3)
+    assert diagnosis["Inflated"].cosine == pytest.approx(-1)
+    sampled = diagnosis["ScoreFunction"]
+    assert sampled.distance == pytest.approx(sampled.bias)
+    assert sampled.distance_noise == pytest.approx(sampled.noise)
+    assert sampled.cosine > 0.95
+
+
+def test_a_reference_from_samples() -> None:
+    """If assignments are too many to sum: its standard error is that over seeds, and part of the noise of the distance."""
+    dense = by_hand(torch.softmax)
+    squares, errors, n_noise = [], [], 0
+    for seed in range(60):
+        diagnosis = run(es.Sparse(), Inflated(1.0), max_terms=5, reference_samples=640, draws=2, seed=seed)
+        reference = diagnosis.reference
+        assert reference is not None
+        assert reference.n_samples == 640
+        squares.append(float((reference.gradient - dense).square().sum()))
+        errors.append(reference.error)
+        row = diagnosis["Inflated"]  # the exact sum, which is unknown to the reference
+        n_noise += row.distance <= row.distance_noise
+    assert n_noise >= 55
+    assert statistics.mean(squares) == pytest.approx(statistics.mean(errors), rel=0.4)
+    assert reference is not None
+    assert reference.relative_error == pytest.approx(math.sqrt(errors[-1]) / float(dense.norm()), rel=0.1)
+    assert "from 640 samples per example with" in " ".join(str(diagnosis).split())
+    few = run(es.Sparse(), max_terms=5, reference_samples=4, draws=2)
+    assert few.reference is not None
+    assert few.reference.n_samples == 4
+
+
+def test_the_distance_of_two_means_with_noise() -> None:
+    generator = torch.Generator().manual_seed(0)
+    squares, cosines = [], []
+    for _ in range(400):
+        ours, theirs = Moments(), Moments()
+        for _ in range(20):
+            first, second = torch.randn(2, 4, generator=generator, dtype=torch.float64)
+            ours.add(first + torch.tensor([2.0, 0.0, 0.0, 0.0]))
+            theirs.add(3 * second + torch.tensor([2.0, 2.0, 0.0, 0.0]))
+        squares.append(ours.squared_distance(theirs.mean, theirs.variance / theirs.count))
+        cosines.append(ours.cosine(theirs.mean, 8**0.5))
+    assert abs(statistics.mean(squares) - 4) < 3 * statistics.stdev(squares) / math.sqrt(400)
+    assert statistics.mean(cosines) == pytest.approx(0.5**0.5, abs=0.03)
+
+
+def test_without_a_reference() -> None:
+    """A loss of vectors alone, or no samples where there are too many assignments."""
+    relaxed = sp.diagnose(SCORES, sp.OneOf(3), lambda z, row: (z @ TABLE.T)[:, 0], [es.GumbelSoftmax()], draws=5)
+    unsummed = run(es.Sparse(), max_terms=5, reference_samples=0, draws=2)
+    for diagnosis in (relaxed, unsummed):
+        assert diagnosis.reference is None
+        assert math.isnan(diagnosis.rows[0].distance)
+        assert "distance, cosine: unknown" in str(diagnosis)
+
+
+def test_a_gradient_of_zero_has_no_direction() -> None:
+    row = sp.diagnose(SCORES, sp.OneOf(3), lambda z, row: 0.0 * z, [es.Dense()], draws=2).rows[0]
+    assert (row.bias, row.distance) == (0.0, 0.0)
+    assert math.isnan(row.cosine)
 
 
 def test_what_is_too_long_or_unknown_has_no_bias() -> None:
-    diagnosis = run(es.LeaveOneOut(), es.Sparse(), draws=5, max_terms=5)
+    diagnosis = run(es.LeaveOneOut(), es.Sparse(), draws=5, max_terms=5, reference_samples=0)
     assert math.isnan(diagnosis["LeaveOneOut"].bias)
     assert diagnosis["Sparse"].bias < 1e-12  # its own sum is short
-    assert str(diagnosis).splitlines()[1].split()[-2:] == ["-", "-"]
+    assert str(diagnosis).splitlines()[1].split()[-5:] == ["-"] * 5
     matching = sp.diagnose(normal(1, 2, 2), sp.Matching(2), lambda z, row: z.sum((-1, -2)), [es.Imle()], draws=5)
     assert math.isnan(matching.rows[0].bias)
     assert not matching.rows[0].reason
@@ -251,15 +339,23 @@ def test_names() -> None:
 
 def test_the_table_is_aligned() -> None:
     rows = (
-        Measurement(name="a", calls=1.0, milliseconds=1.2, variance=1234.5, bias=0.5, noise=0.1, is_biased=True),
+        dataclasses.replace(
+            Measurement(name="a", calls=1.0, milliseconds=1.2, variance=1234.5, bias=0.5, noise=0.1, is_biased=True),
+            distance=1.25,
+            distance_noise=0.25,
+            cosine=-0.7,
+        ),
         Measurement(name="longer", calls=256.0, milliseconds=12.34, variance=0.0, bias=0.0, noise=0.0),
     )
-    assert str(Diagnosis(rows)).splitlines() == [
-        "method  calls     ms  variance  var x calls  var x ms    bias  noise",
-        "a           1   1.20  1.23e+03     1.23e+03  1.48e+03  0.500*  0.100",
-        "longer    256  12.34         0            0         0  0.000   0.000",
+    lines = str(Diagnosis(rows)).splitlines()
+    assert lines[:4] == [
+        "method  calls     ms  variance  var x calls  var x ms    bias  noise  distance  noise  cosine",
+        "a           1   1.20  1.23e+03     1.23e+03  1.48e+03  0.500*  0.100     1.250  0.250  -0.700",
+        "longer    256  12.34         0            0         0  0.000   0.000         -      -       -",
         "* biased: the bias is larger than the noise of the draws",
     ]
+    assert max(map(len, lines)) <= 100
+    assert [line.split(":")[0] for line in lines[4:] if not line.startswith(" ")] == ["bias", "distance, cosine", "noise"]
 
 
 def test_the_plot(tmp_path: pathlib.Path) -> None:
@@ -290,6 +386,8 @@ def test_the_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"draws": 2.5}, TypeError, "draws must be an int, got float"),
         ({"warm_up": -1}, ValueError, "warm_up must be at least 0, got -1"),
         ({"max_terms": None}, TypeError, "max_terms must be an int, got NoneType"),
+        ({"reference_samples": -1}, ValueError, "reference_samples must be at least 0, got -1"),
+        ({"reference_samples": 3}, ValueError, "reference_samples must be 0 or at least 4, got 3"),
         ({"seed": "a"}, TypeError, "seed must be an int, got str"),
         ({"estimators": []}, ValueError, r"estimators must contain at least one estimator, got \[\]"),
         ({"estimators": es.Dense()}, TypeError, "estimators must be a list, or a dict with names as keys, got Dense"),

@@ -95,6 +95,29 @@ def test_it_lies_between_the_elbo_and_the_log_likelihood(seed: int, scale: float
     assert (q.expect(log_joint) + q.entropy() <= bounds[2] + 1e-12).all()
 
 
+@pytest.mark.parametrize("scale", [0.1, 5.0])
+def test_what_it_lacks_is_the_posterior_of_the_other_assignments(scale: float) -> None:
+    structure = sp.Bits(4)
+    scores, _, log_joint = problem(structure, 4, 0, scale)
+    every = torch.tensor(list(itertools.product([0.0, 1.0], repeat=4)))
+    exact = torch.stack([log_joint(every, torch.full((16,), i)) for i in range(4)])
+    chosen = (every.to(scores.dtype) @ scores.detach().T).topk(3, 0).indices.T  # shape: (4, 3)
+    mass = exact.softmax(-1).gather(-1, chosen).sum(-1)
+    bound = se.topk_bound(scores, structure, log_joint, 3)
+    torch.testing.assert_close(exact.logsumexp(-1) - bound.value, -mass.log())
+
+
+@given(seed=st.integers(0, 10**6), k=st.integers(1, 30))
+def test_undecided_bits_cost_it_log_2_each(seed: int, k: int) -> None:
+    """A uniform prior over n bits and probabilities of x that are at most 1: it is at most log k - n log 2."""
+    scores = torch.randn(3, 100, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    ceiling = math.log(k) - 100 * math.log(2)
+    useless = se.topk_bound(scores, sp.Bits(100), lambda z, row: -100 * math.log(2) + 0 * z.sum(-1), k).value
+    torch.testing.assert_close(useless, torch.full_like(useless, ceiling))  # where log p(x) is 0
+    some = se.topk_bound(scores, sp.Bits(100), lambda z, row: -100 * math.log(2) - z.sum(-1), k).value
+    assert bool((some <= ceiling).all())
+
+
 def test_the_scores_follow_the_fenchel_young_loss_of_sparsemax() -> None:
     structure = sp.OneOf(6)
     scores, _, log_joint = problem(structure, 3, seed=0)

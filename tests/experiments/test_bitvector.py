@@ -316,7 +316,7 @@ def test_a_bit_is_in_use_if_both_values_occur_in_one_percent_of_images(monkeypat
     n_on = torch.tensor([0, 1, 2, 98, 198, 199, 200])
     scores = torch.where(torch.arange(200).unsqueeze(1) < n_on, 1.0, -1.0)
     monkeypatch.setattr(vae.model, "scores", lambda x: scores)
-    assert vae._n_used_bits(vae.images.train.x) == 3  # 2, 98 and 198 of 200
+    assert vae.n_used_bits(vae.images.train.x) == 3  # 2, 98 and 198 of 200
 
 
 def test_nan_is_reported_for_its_row_only() -> None:

@@ -214,12 +214,24 @@ def test_the_same_seed_gives_the_same_result(method: str) -> None:
         assert not first["sender.image.weight"].equal(other["sender.image.weight"])
 
 
+def test_used_symbols_are_the_best_ones_of_games() -> None:
+    experiment = SignalGame(small_args("sparse"), CPU)
+    generator = torch.Generator()
+    batches = list(experiment.evaluated("validation", 100))
+    best = torch.cat([experiment.model.play(batch).scores.argmax(-1) for batch in batches])
+    assert len(best) == 100
+    assert experiment.usage(generator, "validation", 100) == {"used_symbols": len(set(best.tolist()))}
+    with torch.no_grad():
+        experiment.model.sender.symbol.weight.zero_()
+    assert experiment.usage(generator, "validation", None) == {"used_symbols": 1.0}
+
+
 def test_validation_games_are_the_same_for_all_runs(games: Games) -> None:
     experiments = [SignalGame(small_args("sparse", seed=seed), CPU) for seed in (0, 1)]
     experiments[1].model.load_state_dict(experiments[0].model.state_dict())
     first, second = (experiment.validate(torch.Generator().manual_seed(i)) for i, experiment in enumerate(experiments))
     assert first == second
-    assert first.keys() == {"loss", "success", "expected_success", "entropy", "calls"}
+    assert first.keys() == {"loss", "success", "expected_success", "entropy", "calls", "used_symbols"}
     assert SignalGame.criterion in first
     played: list[Tensor] = []
     measures = experiments[0].model.measures

@@ -100,7 +100,11 @@ def test_every_method_trains(method: str) -> None:
     assert sum(elbos[-5:]) > sum(elbos[:5])
     with torch.no_grad():
         metrics = experiment.validate(generator)
-    assert set(metrics) == {"elbo", "accuracy", "entropy", "calls"}
+    assert set(metrics) == {"elbo", "accuracy", "entropy", "calls", "used_classes"}
+    assert 1 <= metrics["used_classes"] <= 10
+    for weights in experiment.model.classifier.parameters():
+        torch.nn.init.zeros_(weights)
+    assert experiment.usage(generator, "test", 50) == {"used_classes": 1.0}
     assert metrics["calls"] <= 10
 
 

@@ -66,7 +66,7 @@ def test_points_are_split_into_permutations(scores: Tensor) -> None:
     """At most n, affinely independent, with the point as their mean."""
     n = scores.shape[-1]
     mean = permutahedron.closest(scores)
-    split = permutahedron.split(mean)
+    split = permutahedron.rankings_of(mean)
     assert float(split.left.abs().max()) <= 1e-10
     found = torch.zeros_like(mean).index_add_(0, split.row, split.weights.unsqueeze(-1) * split.atoms.double())
     torch.testing.assert_close(found, mean, rtol=0, atol=1e-9)

@@ -31,10 +31,14 @@ def _tested(name: str, factor: int = 1) -> Callable[[Run], float | None]:
 
 
 _QUALITY = {
-    "ssvae": (Column("accuracy %", _tested("accuracy", 100), better=1, paper="accuracy"),),
+    "ssvae": (
+        Column("accuracy %", _tested("accuracy", 100), better=1, paper="accuracy"),
+        Column("classes used", _tested("used_classes"), 1, is_optional=True),
+    ),
     "signal-game": (
         Column("success %", _tested("success", 100), better=1, paper="success"),
         Column("expected success %", _tested("expected_success", 100), better=1),
+        Column("symbols used", _tested("used_symbols"), 1, is_optional=True),
     ),
     "bitvector-vae": (
         Column("bits/dim, the paper's way", _tested("bits_per_dim_paper"), 3, -1, "bits_per_dim"),
@@ -45,9 +49,18 @@ _QUALITY = {
         Column("distortion", _tested("distortion")),
     ),
 }
+
+
+def _saturated(run: Run) -> float | None:
+    """The percentage of training examples with a single assignment with mass in the last epoch."""
+    share = run.lines[-1].get("train", {}).get("saturation") if run.lines else None
+    return None if share is None else 100 * share
+
+
 #: Decoder calls per training example in the last epoch; a run of no epochs has no cost.
 CALLS = Column("calls, last epoch", lambda run: run.calls_by_epoch[-1] if run.calls_by_epoch else None, paper="calls")
 _COST = (
+    Column("saturated %, last epoch", _saturated, 1, is_optional=True),
     CALLS,
     Column("calls, all epochs", lambda run: run.calls),
     Column("seconds", lambda run: run.seconds if run.lines else None, digits=1),

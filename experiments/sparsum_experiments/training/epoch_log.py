@@ -58,6 +58,13 @@ class EpochLog:
         spread = {f"p{p}": value for p, value in zip(_PERCENTILES, others, strict=True)}
         return means, {"mean": calls.mean().item(), "median": median, **spread}
 
+    def saturation(self) -> tuple[float, int]:
+        """The share of examples with a single call, and in how many steps up to the last one all had a single call."""
+        is_single = self.calls == 1
+        is_alive = ~is_single.all(-1)
+        n_after = is_alive.flip(0).long().argmax() if bool(is_alive.any()) else self.n_steps
+        return is_single.double().mean().item(), int(n_after)
+
     def state(self) -> dict[str, Any]:
         """What a checkpoint within an epoch holds."""
         return {"names": self.names, "terms": self.terms, "calls": self.calls}

@@ -36,6 +36,8 @@ from sparsum_experiments.training.steps import steps_for
 CHECKPOINT_SECONDS = 60.0
 #: At the end of an epoch a run saves after this time already; not at every one, since epochs can take less than saving.
 EPOCH_CHECKPOINT_SECONDS = 5.0
+#: After how many steps in which no scores got a gradient the loop says so.
+SATURATED_STEPS = 100
 #: How often the loop looks at its measurements, which on a GPU waits for it.
 LOOK_SECONDS = 1.0
 
@@ -75,6 +77,7 @@ class Training:
         self._best: dict[str, Any] | None = None  # a checkpoint to be written with the next one
         self._saved_at = self._looked_at = time.monotonic()
         self._is_begun = False
+        self._n_saturated, self._has_warned = 0, False  # steps in a row, and whether that was said
 
     def restore(self) -> None:
         """Continue where the run was, if it has a checkpoint; nothing is written unless everything fits."""
@@ -210,6 +213,7 @@ class Training:
         if wrong := [f"{name} = {value}" for name, value in validation.items() if not math.isfinite(value)]:
             self._raise_diverged(f"after epoch {place.epoch + 1} the metrics became NaN or infinite: {', '.join(wrong)}")
         train, calls = self.log.summary()
+        train |= self._saturation()
         line = {
             "epoch": place.epoch,
             "step": (place.epoch + 1) * experiment.n_steps,
@@ -234,6 +238,20 @@ class Training:
             self._save(None)
         self.line.epoch(line)
         return line
+
+    def _saturation(self) -> dict[str, float]:
+        """The share of examples whose scores got no gradient in this epoch; say once if these were all for many steps."""
+        if not self.experiment.is_sparse_sum:
+            return {}
+        share, n_last = self.log.saturation()
+        self._n_saturated = n_last + (self._n_saturated if n_last == self.log.n_steps else 0)
+        if self._n_saturated >= SATURATED_STEPS and not self._has_warned:
+            self._has_warned = True
+            self.line.say(
+                f"in the last {self._n_saturated} steps every example had a single assignment with mass, so that its scores "
+                f"got no gradient: a smaller --lr{self.experiment.remedy} may help"
+            )
+        return {"saturation": share}
 
     def _new_log(self) -> EpochLog:
         return EpochLog(self.experiment.n_steps, self.experiment.n_calls_per_step, self.fabric.device)

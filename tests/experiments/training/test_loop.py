@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from sparsum_experiments.experiment import Step
 from sparsum_experiments.runs import RunFolder
+from sparsum_experiments.training.epoch_log import EpochLog
 from sparsum_experiments.training.start import run
 
 OPTIONS = {"epochs": 3, "warm_epochs": 1, "batch_size": 32, "device": "cpu"}
@@ -52,7 +54,8 @@ def test_a_run_writes_what_it_should(tmp_path: pathlib.Path) -> None:
     folder, metrics = run("ssvae", "sparse", OPTIONS, out=tmp_path / "run")
     assert [line["epoch"] for line in metrics] == [0, 1, 2]
     assert set(metrics[0]["calls"]) == {"mean", "median", "p10", "p25", "p75", "p90"}
-    assert set(metrics[0]["validation"]) == {"elbo", "accuracy", "entropy", "calls"}
+    assert set(metrics[0]["validation"]) == {"elbo", "accuracy", "entropy", "calls", "used_classes"}
+    assert 0 <= metrics[0]["train"]["saturation"] <= 1
     assert metrics[0]["seconds"] > 0
     assert metrics[0]["peak_memory_mb"] > 0
     config = json.loads((folder.path / "config.json").read_text())
@@ -63,6 +66,33 @@ def test_a_run_writes_what_it_should(tmp_path: pathlib.Path) -> None:
     assert {"sparsum", "sparsum-experiments"} <= set(config["versions"])
     assert {file.name for file in (folder.path / "checkpoints").iterdir()} == {"last.pt", "best.pt"}
     assert any((folder.path / "tensorboard").iterdir())
+
+
+@pytest.mark.parametrize(("method", "is_said"), [("sparse", True), ("sfe", False)])
+def test_a_run_without_gradients_says_so_once(
+    method: str, is_said: bool, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Scores far apart leave a single symbol with mass; for a method that samples one, this is nothing special."""
+    options = {"epochs": 4, "steps_per_epoch": 60, "sender_temperature": 1e-4, "batch_size": 2, "device": "cpu"}
+    _, metrics = run("signal-game", method, options, out=tmp_path / "run")
+    text = " ".join(capsys.readouterr().err.split())
+    said = "in the last 120 steps every example had a single assignment with mass, so that its scores got no gradient"
+    assert text.count("every example had a single") == is_said
+    assert (f"{said}: a smaller --lr or a larger --sender-temperature may help" in text) == is_said
+    assert [line["train"].get("saturation") for line in metrics] == ([1.0] * 4 if is_said else [None] * 4)
+
+
+def test_saturated_steps_are_counted_from_the_last_one() -> None:
+    log = EpochLog(5, 2, torch.device("cpu"))
+    for calls, wanted in (
+        ([[1, 1]] * 5, (1.0, 5)),
+        ([[1, 1]] * 4 + [[1, 2]], (0.9, 0)),
+        ([[3, 1]] + [[1, 1]] * 4, (0.9, 4)),
+        ([[1, 2], [1, 1], [2, 2], [1, 1], [1, 1]], (0.7, 2)),
+    ):
+        for i, each in enumerate(calls):
+            log.add(i, Step(torch.zeros(()), {}, torch.tensor(each)))
+        assert log.saturation() == pytest.approx(wanted)
 
 
 def test_the_same_seed_gives_the_same_run_and_another_one_another(tmp_path: pathlib.Path) -> None:
