@@ -8,6 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,5 +45,15 @@ def is_traced() -> bool:
     return (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack() > 0
+        or is_intercepted()
     )
+
+
+class AbstractWatch(TorchDispatchMode):
+    """A dispatch mode that looks at operations and runs them as they are, so that nothing needs to be avoided under it."""
+
+
+def is_intercepted() -> bool:
+    """Whether a dispatch mode such as ``FakeTensorMode`` intercepts operations, other than an `AbstractWatch`."""
+    n = torch._C._len_torch_dispatch_stack()
+    return n > 0 and not all(isinstance(torch._C._get_dispatch_stack_at(i), AbstractWatch) for i in range(n))
