@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sparsum import kernels
 
-__all__ = ["Packed", "Segments", "may_be_padded", "positions_of", "read_size", "read_sizes", "reading_sizes"]
+__all__ = ["Packed", "Segments", "is_any", "may_be_padded", "positions_of", "read_size", "read_sizes", "reading_sizes"]
 
 #: Replaces `read_sizes`: takes the tensor of sizes and the largest possible value of the first size.
 Reader = Callable[[Tensor, int], list[int]]
@@ -264,6 +264,14 @@ def read_sizes(*sizes: Tensor, most: int) -> list[int]:
     # Within a function transform, torch 2.8 can only read single numbers.
     is_transformed = torch._C._are_functorch_transforms_active()
     return [int(size) for size in stacked] if is_transformed else stacked.tolist()
+
+
+def is_any(flags: Tensor) -> bool:
+    """Whether any flag is True, read like a size: for what hardly ever is, such as a row without a distribution."""
+    if _reader.get() is None:
+        return bool(flags.any())
+    n = flags.sum()
+    return read_sizes(torch.zeros_like(n), n, most=0)[1] > 0
 
 
 def may_be_padded() -> bool:

@@ -42,11 +42,7 @@ def tensor_cache(function: Callable[P, T]) -> Callable[P, T]:
 
 def is_traced() -> bool:
     """Whether a compiler, a function transform or a dispatch mode intercepts operations."""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or is_intercepted()
-    )
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or is_intercepted()
 
 
 class AbstractWatch(TorchDispatchMode):

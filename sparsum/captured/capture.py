@@ -51,12 +51,12 @@ class CapturedStep(Generic[P, R]):
         """Take a step."""
         tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if not self._is_wanted(tensors):
-            return _detached(self._step(*args, **kwargs))
+            return self._plain(*args, **kwargs)
         try:
             inputs, captures = self._captures_for(tensors, args, kwargs)
         except Failed as failed:
             self._say(failed)
-            return _detached(self._step(*args, **kwargs))
+            return self._plain(*args, **kwargs)
         assert self._device is not None
         with self._device.active():
             for mine, theirs in zip(inputs, tensors, strict=True):
@@ -74,6 +74,11 @@ class CapturedStep(Generic[P, R]):
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As a method."""
         return self if instance is None else types.MethodType(self, instance)
+
+    def _plain(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """The step as it is."""
+        result: R = map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, self._step(*args, **kwargs))
+        return result
 
     def _is_wanted(self, tensors: list[Tensor]) -> bool:
         """Whether to capture a step with these tensors among its arguments."""
@@ -212,10 +217,6 @@ def _check_arguments(tensors: list[Tensor], device: torch.device) -> None:
             raise Failed("an argument requires a gradient, which a captured step does not pass on; detach it")
         if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
             raise Failed(f"an argument is a {type(tensor).__name__} with layout {tensor.layout}")
-
-
-def _detached(result: Any) -> Any:
-    return map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, result)
 
 
 def _modes() -> Hashable:

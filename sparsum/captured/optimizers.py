@@ -64,7 +64,7 @@ class Optimizers:
             self._known.append(optimizer)
             optimizer.register_load_state_dict_post_hook(lambda _: self._forget())
             # It warns of steps that are not captured, such as the first ones.
-            optimizer._warned_capturable_if_run_uncaptured = True  # type: ignore[attr-defined]
+            optimizer._warned_capturable_if_run_uncaptured = True
         for i, group in enumerate(optimizer.param_groups):
             device = group["params"][0].device if group["params"] else torch.device("cpu")
             if device.type == "cuda" and _takes_rate(optimizer, group):

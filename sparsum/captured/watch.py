@@ -96,7 +96,7 @@ class Watch(AbstractWatch):
         kwargs = kwargs or {}
         if self.is_resting:
             return func(*args, **kwargs)
-        given = list(_tensors((args, kwargs.values())))
+        given = list(_tensors((*args, *kwargs.values())))
         if func.overloadpacket.__name__ in _LIFTS:
             self._new.update(map(_storage_id, given))
         else:
@@ -155,15 +155,12 @@ def _tensors(values: Any) -> Iterator[Tensor]:
             yield value
         elif isinstance(value, list | tuple):
             yield from _tensors(value)
-        elif not isinstance(value, str | int | float | None):
-            if hasattr(value, "__iter__"):
-                yield from _tensors(value)
 
 
 def _storage_id(tensor: Tensor) -> int:
     """What identifies a tensor's memory; 0 if it has none of its own, as a sparse tensor."""
     try:
-        return tensor.untyped_storage()._cdata
+        return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
         return 0
 
