@@ -68,7 +68,7 @@ class CapturedStep(Generic[P, R]):
                 self._say(failed)
                 result = captures.eager()
         # Copied on the caller's stream, to which the memory then belongs.
-        copied: R = map_leaves(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, result)
+        copied: R = _copied(result)
         return copied
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
@@ -206,6 +206,17 @@ def capture(step: Any = None, *, most_captures: int = 64, most_forms: int = 8) -
     if not callable(step):
         raise TypeError(f"step must be a function, got {kind_of(step)}")
     return CapturedStep(step, most_captures, most_forms)
+
+
+def _copied(result: Any) -> Any:
+    """The result with copies of its tensors, in one launch if they are alike."""
+    found = [leaf.detach() for leaf in leaves(result) if isinstance(leaf, Tensor)]
+    if not found:
+        return result
+    copies = [torch.empty_like(tensor) for tensor in found]
+    torch._foreach_copy_(copies, found)
+    filled = iter(copies)
+    return map_leaves(lambda leaf: next(filled) if isinstance(leaf, Tensor) else leaf, result)
 
 
 def _check_arguments(tensors: list[Tensor], device: torch.device) -> None:

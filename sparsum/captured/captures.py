@@ -85,8 +85,8 @@ class Captures:
 
         with reading_sizes(read), self.optimizers.found():
             result = self._undone() if is_undone else self.step()
-        self._n_reads = max(self._n_reads, len(seen))
         if IRREGULAR not in seen:
+            self._n_reads = max(self._n_reads, len(seen))
             if len(self._n_seen) > _MOST_COUNTED:
                 self._n_seen.clear()
             for n in range(len(seen) + 1):
@@ -129,8 +129,10 @@ class Captures:
         except BaseException as error:
             recording.undo()
             self._restore(noise, gradients)
+            for scaler in recording.scalers:
+                scaler._per_optimizer_states.clear()  # what it noted of this step
             if isinstance(error, NotYet):
-                self._n_reads = max(self._n_reads, len(recording.sizes) + 1)
+                self._n_reads = max(self._n_reads, error.n_reads)
                 return self.eager()
             if isinstance(error, Irregular):
                 return self.eager(is_undone=True)

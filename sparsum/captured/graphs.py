@@ -184,6 +184,11 @@ class Recording:
         existing = tuple(self._watch.existing.values())
         return Captured(self.device, tuple(self.pieces), tuple(self.sizes), result, existing)
 
+    @property
+    def scalers(self) -> list[torch.amp.GradScaler]:
+        """The gradient scalers that the step uses."""
+        return self._watch.scalers
+
     def undo(self) -> None:
         """Undo the changes of the pieces that have run."""
         for piece in reversed(self.pieces):
@@ -210,7 +215,7 @@ class Recording:
     def _read(self, sizes: Tensor, most: int) -> list[int]:
         """End a piece, and begin the next one with its sizes known."""
         if self._watch.has_lost:
-            raise NotYet
+            raise NotYet(n_reads=len(self.sizes) + 1)
         self._watch.is_resting = True
         self.device.put(sizes)
         self._end(len(sizes), most)

@@ -70,9 +70,10 @@ class Optimizers:
             if device.type == "cuda" and _takes_rate(optimizer, group):
                 self._rates[known, i] = _set_rate(group, device)
                 for parameter in group["params"]:
-                    step = optimizer.state.get(parameter, {}).get("step")
-                    if isinstance(step, Tensor) and step.device != device:
-                        optimizer.state[parameter]["step"] = step.to(device)
+                    state = optimizer.state.get(parameter, {})
+                    for key, value in state.items():  # counts of steps
+                        if isinstance(value, Tensor) and value.ndim == 0:
+                            state[key] = value.to(device)
 
 
 def _takes_rate(optimizer: Optimizer, group: dict[str, Any]) -> bool:

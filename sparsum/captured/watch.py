@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +30,8 @@ _READS = {
 }
 _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
 _COPIES = {"_to_copy", "copy_"}
+# What a gradient scaler calls when it notes on the host what it did.
+_SCALER = "_amp_foreach_non_finite_check_and_unscale_"
 # Their argument was made within the step, without an operation.
 _LIFTS = {"lift", "lift_fresh", "lift_fresh_copy"}
 
@@ -41,7 +45,15 @@ class NotCapturable(Stop):
 
 
 class NotYet(Stop):
-    """Something was learned that has to be known when a capture begins: the next one will succeed."""
+    """Something was learned that has to be known when a capture begins: the next one will succeed.
+
+    Args:
+        n_reads: how many sizes the step reads, at least.
+    """
+
+    def __init__(self, n_reads: int = 0) -> None:
+        super().__init__()
+        self.n_reads = n_reads
 
 
 class Undo:
@@ -85,12 +97,14 @@ class Watch(AbstractWatch):
         self.has_lost = False
         #: Switches it off for operations that are not those of the step.
         self.is_resting = False
+        #: The gradient scalers that the step uses.
+        self.scalers: list[torch.amp.GradScaler] = []
         # Existing tensors are kept alive: a graph refers to their memory.
         self.existing: dict[int, torch.UntypedStorage] = {}
         self._new: set[int] = set()
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run an operation."""
         kwargs = kwargs or {}
@@ -106,6 +120,8 @@ class Watch(AbstractWatch):
                 self._check(func, given, args, kwargs)
             for tensor in _changed(func, args, kwargs):
                 self._keep(tensor)
+        if func.overloadpacket.__name__ == _SCALER:
+            self.scalers += _scalers_that_call()
         result = func(*args, **kwargs)
         self._new.update(key for key in map(_storage_id, _tensors((result,))) if key not in self.existing)
         return result
@@ -146,6 +162,18 @@ class Watch(AbstractWatch):
         if generator is not None and all(generator is not each for each in self.generators):
             self.generators.append(generator)
             raise NotYet
+
+
+def _scalers_that_call() -> list[torch.amp.GradScaler]:
+    """The gradient scalers on the stack."""
+    found = list[torch.amp.GradScaler]()
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, torch.amp.GradScaler):
+            found.append(owner)
+        frame = frame.f_back
+    return found
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
