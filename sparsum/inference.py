@@ -159,7 +159,7 @@ def topk_sparsemax_of(bound: BoundScores, k: int) -> SparseDistribution:
     is_all = n_best < k or bound.structure.log_count() <= math.log(n_best) + 1e-9
     return SparseDistribution.from_segments(
         packed.take(best.to(bound.dtype) if best.is_floating_point() else best),
-        packed.take_weights(probs),
+        packed.take(probs),
         packed.segments,
         bound.batch_shape,
         bound.structure,

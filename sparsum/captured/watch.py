@@ -103,9 +103,7 @@ class Watch(AbstractWatch):
         self.existing: dict[int, torch.UntypedStorage] = {}
         self._new: set[int] = set()
 
-    def __torch_dispatch__(
-        self, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Run an operation."""
         kwargs = kwargs or {}
         if self.is_resting:

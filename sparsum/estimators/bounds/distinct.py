@@ -86,8 +86,8 @@ def distinct_bound(
         drawn, is_kept, log_until = _all_allowed(q, k) if is_small else _first_different(q, k, generator)
     packed = bound.pack(is_kept, bound.is_unusable | q.model.is_empty, most=min(k, is_kept.shape[1]))
     atoms, segments = packed.take(drawn), packed.segments
-    log_joints = segments.clear_padding(call_for_numbers("log_joint", log_joint, atoms, segments.row, bound.n_rows))
-    log_probs = segments.clear_padding(q.model.log_prob(atoms, segments.row))
+    log_joints = call_for_numbers("log_joint", log_joint, atoms, segments.row, bound.n_rows)
+    log_probs = q.model.log_prob(atoms, segments.row)
     with torch.no_grad():
         log_weights = log_joints - log_inclusion(log_probs, log_until[segments.row]).to(log_joints.dtype)
         value, share = segments.logsumexp(log_weights), segments.softmax(log_weights)
