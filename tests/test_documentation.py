@@ -12,7 +12,19 @@ from sparsum_experiments.report import write_report
 from sparsum_experiments.runs import Config, EpochMetrics, read_run
 
 import sparsum as sp
-from examples import alignment, attention, digits, estimators, knapsack, latent_trees, matching, own_runs, pulling, sorting
+from examples import (
+    alignment,
+    attention,
+    captured,
+    digits,
+    estimators,
+    knapsack,
+    latent_trees,
+    matching,
+    own_runs,
+    pulling,
+    sorting,
+)
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -29,6 +41,20 @@ def test_the_readme_runs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
         exec(compile(block, "README.md", "exec"), names)
     assert isinstance(names["encoder"], torch.nn.Linear)
     assert names["encoder"].weight.grad is not None
+
+
+def test_the_page_on_captured_steps_runs() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "capture.md").read_text(), flags=re.DOTALL)
+    names: dict[str, object] = {}
+    exec(compile(block, "capture.md", "exec"), names)
+    loss = names["loss"]
+    assert isinstance(loss, torch.Tensor)
+    assert loss.isfinite()
+
+
+def test_the_captured_example_learns() -> None:
+    losses = captured.main(epochs=4)
+    assert losses[-1] < losses[0] - 5
 
 
 def test_the_numbers_in_the_readme() -> None:

@@ -90,6 +90,8 @@ class Watch(AbstractWatch):
         generators: those whose state is known to be captured; None if nothing is captured, so that everything is allowed.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, undo: Undo | None, generators: list[torch.Generator] | None = None) -> None:
         super().__init__()
         self.undo, self.generators = undo, generators
@@ -106,7 +108,7 @@ class Watch(AbstractWatch):
     def __torch_dispatch__(self, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Run an operation."""
         kwargs = kwargs or {}
-        if self.is_resting:
+        if self.is_resting or not isinstance(func, torch._ops.OpOverload):
             return func(*args, **kwargs)
         given = list(_tensors((*args, *kwargs.values())))
         if func.overloadpacket.__name__ in _LIFTS:
