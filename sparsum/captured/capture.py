@@ -46,27 +46,35 @@ class CapturedStep(Generic[P, R]):
         for _, captures in self._forms.values():
             captures.forget()
         self._forms.clear()
+        if self._device is not None:
+            self._device.release()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Take a step."""
         tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        if not self._is_wanted(tensors):
+        if not _may_capture(tensors):
             return self._plain(*args, **kwargs)
+        found = None
         try:
-            inputs, captures = self._captures_for(tensors, args, kwargs)
+            found = self._captures_for(tensors, args, kwargs)
         except Failed as failed:
             self._say(failed)
+        if self._device is None:
             return self._plain(*args, **kwargs)
-        assert self._device is not None
+        # All steps are on one stream, also plain ones: gradients of a step on another one would have to change streams.
         with self._device.active():
-            for mine, theirs in zip(inputs, tensors, strict=True):
-                mine.copy_(theirs)
-            try:
-                result = captures.take()
-            except Failed as failed:
-                self._is_eager = True
-                self._say(failed)
-                result = captures.eager()
+            if found is None:
+                result = self._plain(*args, **kwargs)
+            else:
+                inputs, captures = found
+                for mine, theirs in zip(inputs, tensors, strict=True):
+                    mine.copy_(theirs)
+                try:
+                    result = captures.take()
+                except Failed as failed:
+                    self._is_eager = True
+                    self._say(failed)
+                    result = captures.eager()
         # Copied on the caller's stream, to which the memory then belongs.
         copied: R = _copied(result)
         return copied
@@ -76,27 +84,28 @@ class CapturedStep(Generic[P, R]):
         return self if instance is None else types.MethodType(self, instance)
 
     def _plain(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """The step as it is."""
+        """The step as it is, and its results without gradient."""
         result: R = map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, self._step(*args, **kwargs))
         return result
 
-    def _is_wanted(self, tensors: list[Tensor]) -> bool:
-        """Whether to capture a step with these tensors among its arguments."""
-        if self._is_eager or not any(tensor.is_cuda for tensor in tensors):
-            return False
-        return not (torch.compiler.is_compiling() or may_be_padded() or torch.cuda.is_current_stream_capturing())
-
     def _captures_for(
         self, tensors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[list[Tensor], Captures]:
-        """The captures for arguments of this form, and the tensors to fill in; raises `Failed` if there are none."""
+    ) -> tuple[list[Tensor], Captures] | None:
+        """The tensors to fill in and the captures for arguments of this form, None once steps stay eager.
+
+        Raises `Failed` if such a step is not captured.
+        """
+        if self._is_eager:
+            if self._forms:
+                self.forget()
+            return None
         self._check_settings()
+        _check_arguments(tensors, tensors[0].device if self._device is None else self._device.device)
         try:
             form = (form_of(args), form_of(kwargs), _modes())
         except TypeError as error:
             raise Failed(f"an argument is neither a tensor nor hashable ({error})") from None
         if form not in self._forms:
-            _check_arguments(tensors, tensors[0].device if self._device is None else self._device.device)
             if len(self._forms) >= self._most_forms:
                 self._is_eager = True
                 raise Failed(
@@ -217,6 +226,13 @@ def _copied(result: Any) -> Any:
     torch._foreach_copy_(copies, found)
     filled = iter(copies)
     return map_leaves(lambda leaf: next(filled) if isinstance(leaf, Tensor) else leaf, result)
+
+
+def _may_capture(tensors: list[Tensor]) -> bool:
+    """Whether a step with these tensors among its arguments is on a GPU, and nobody traces or captures it already."""
+    if not any(tensor.is_cuda for tensor in tensors):
+        return False
+    return not (torch.compiler.is_compiling() or may_be_padded() or torch.cuda.is_current_stream_capturing())
 
 
 def _check_arguments(tensors: list[Tensor], device: torch.device) -> None:

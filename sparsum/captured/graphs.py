@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsum.captured.trees import map_leaves
 from sparsum.captured.watch import NotYet, Stop, Undo, Watch
 from sparsum.segments import reading_sizes
 
@@ -49,7 +50,8 @@ class Device:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.stream = torch.cuda.Stream(device)
-        self.pool = torch.cuda.graph_pool_handle()
+        self._pool = torch.cuda.graph_pool_handle()
+        self._holder: torch.cuda.CUDAGraph | None = None
         #: The generators that the step draws from: the global one and those that were seen.
         self.generators = [torch.cuda.default_generators[device.index]]
         # In pinned memory, to which a graph can copy.
@@ -90,6 +92,22 @@ class Device:
         numbers: list[int] = self._views[n].tolist()
         return numbers
 
+    def pool(self) -> tuple[int, int]:
+        """The memory that graphs share.
+
+        A graph of one operation holds it: torch cannot capture into memory in which there are tensors but no graph, as is
+        left when an attempt fails.
+        """
+        if self._holder is None:
+            self._holder = self._capture_one(self._pool)
+        return self._pool
+
+    def release(self) -> None:
+        """Give back the memory, once all graphs are freed; others will have memory of their own."""
+        if self._holder is not None:
+            self._holder.reset()
+        self._pool, self._holder = torch.cuda.graph_pool_handle(), None
+
     def new_graph(self) -> torch.cuda.CUDAGraph:
         """An empty graph that knows the generators."""
         graph = torch.cuda.CUDAGraph()
@@ -100,14 +118,29 @@ class Device:
     def recover(self) -> None:
         """Make torch's allocator and generators forget a capture that CUDA ended."""
         with contextlib.suppress(RuntimeError, AttributeError):
-            torch._C._cuda_endAllocateToPool(self.device.index, self.pool)
-        self.pool = torch.cuda.graph_pool_handle()
+            torch._C._cuda_endAllocateToPool(self.device.index, self._pool)
+        # Graphs that were captured before go on to use the memory, and keep it.
+        self.release()
         # Generators believe that they are captured until the next capture ends.
-        graph, number = self.new_graph(), torch.zeros((), device=self.device)
-        graph.capture_begin(capture_error_mode="thread_local")
-        number.add_(1)
-        graph.capture_end()
+        self._capture_one(self._pool).reset()
+        self.release()
+
+    def _capture_one(self, pool: tuple[int, int]) -> torch.cuda.CUDAGraph:
+        """A graph of one operation."""
+        number = torch.zeros((), device=self.device)
         torch.cuda.synchronize(self.device)
+        graph = self.new_graph()
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        number.add_(1)
+        end_capture(graph)
+        return graph
+
+
+def end_capture(graph: torch.cuda.CUDAGraph) -> None:
+    """End a capture, which may have captured nothing."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The CUDA Graph is empty")
+        graph.capture_end()
 
 
 @dataclass(frozen=True)
@@ -176,7 +209,8 @@ class Recording:
         with _no_collection(), reading_sizes(self._read), self._watch:
             try:
                 self._begin()
-                result = step()
+                # Detached, since graphs for gradients would be kept as long as the captured step.
+                result = map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, step())
                 self._end(0, 0)
             except BaseException:
                 self._abort()
@@ -196,18 +230,17 @@ class Recording:
 
     def _begin(self) -> None:
         self._watch.undo = Undo() if len(self.sizes) < self.n_reads else None
+        pool = self.device.pool()
         self._graph = self.device.new_graph()
         # Other threads, such as those that load data, are not restricted meanwhile.
-        self._graph.capture_begin(pool=self.device.pool, capture_error_mode="thread_local")
+        self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         self._watch.is_resting = False
 
     def _end(self, n_numbers: int, most: int) -> None:
         """End a piece and run it."""
         assert self._graph is not None
         self._watch.is_resting = True
-        with warnings.catch_warnings():  # nothing may be left to do after the last read
-            warnings.filterwarnings("ignore", "The CUDA Graph is empty")
-            self._graph.capture_end()
+        end_capture(self._graph)  # nothing may be left to do after the last read
         graph, self._graph = self._graph, None
         graph.replay()
         self.pieces.append(Piece(graph, n_numbers, most, self._watch.undo or Undo()))
@@ -232,7 +265,7 @@ class Recording:
         self._watch.is_resting = True
         is_ended = False
         with contextlib.suppress(RuntimeError):  # the error may have ended the capture already
-            self._graph.capture_end()
+            end_capture(self._graph)
             is_ended = True
         self._graph.reset()
         self._graph = None

@@ -114,6 +114,8 @@ class Tree(AbstractSized):
         self,
         rows: Tensor,  # shape: (n_rows, n, n)
     ) -> Tensor:
+        if not len(rows):  # without reading from a GPU
+            return torch.zeros(0, self.n, dtype=torch.int64, device=rows.device)
         lengths = [self.n] * len(rows) if self.lengths is None else self.lengths.tolist()
         atoms = []
         for matrix, length in zip(rows.double().tolist(), lengths, strict=True):
