@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from sparsum import kernels
+from sparsum.tensors import number
 
 __all__ = ["Packed", "Segments", "is_any", "may_be_padded", "positions_of", "read_size", "read_sizes", "reading_sizes"]
 
@@ -150,16 +151,19 @@ class Segments:
     def logsumexp(self, values: Tensor) -> Tensor:
         """Log of the summed exponentials of each row of ``values``, of shape (n,); -inf for an empty row."""
         peak = self._peak(values)
-        total = self.sum(self._powers(values, peak))
-        # The logarithm of 0 has an infinite gradient, which would become NaN in the entries of the row.
-        is_empty = total == 0
-        return torch.where(is_empty, 1.0, total).log().masked_fill(is_empty, -torch.inf) + peak
+        return _log(self.sum(self._powers(values, peak))) + peak
 
     def softmax(self, values: Tensor) -> Tensor:
         """Softmax over each row of ``values``, of shape (n,); 0 if all exponentials of the row are 0."""
         powers = self._powers(values, self._peak(values))
+        return powers / _nonzero(self.sum(powers))[self.row]
+
+    def logsumexp_and_softmax(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """`logsumexp` and `softmax`, whose exponentials are the same."""
+        peak = self._peak(values)
+        powers = self._powers(values, peak)
         total = self.sum(powers)
-        return powers / torch.where(total == 0, 1.0, total)[self.row]
+        return _log(total) + peak, powers / _nonzero(total)[self.row]
 
     @property
     def _mask(self) -> Tensor | None:
@@ -416,7 +420,17 @@ def _cleared(values: Tensor, is_entry: Tensor | None, value: float = 0.0) -> Ten
     """Values, (n, *rest), with a number where they are padding."""
     if is_entry is None:
         return values
-    return torch.where(is_entry.reshape(-1, *[1] * (values.ndim - 1)), values, value)
+    return torch.where(is_entry.reshape(-1, *[1] * (values.ndim - 1)), values, number(value, values))
+
+
+def _nonzero(total: Tensor) -> Tensor:
+    """Sums of exponentials, 1 instead of 0."""
+    return torch.where(total == 0, number(1.0, total), total)
+
+
+def _log(total: Tensor) -> Tensor:
+    """The logarithm of sums of exponentials; that of 0 without its infinite gradient, which would become NaN in the row."""
+    return torch.where(total == 0, number(-torch.inf, total), _nonzero(total).log())
 
 
 def _apply_batched_last(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sparsum.segments import Segments
 from sparsum.structures import Potentials
 from sparsum.structures.log_space import FORBIDDEN, draw, infinite, shifted, take, weighted
 
@@ -23,8 +24,9 @@ class Chain:
 
     first: Tensor  # shape: (n_rows, n_choices)
     steps: Tensor  # shape: (n_rows, length - 1, c, n_choices)
-    log_partition: Tensor  # shape: (n_rows,)
     is_empty: Tensor  # shape: (n_rows,), whether every assignment is forbidden
+    # The log-partition function, or what it is computed from when it is needed: scores of choices, and what to add to them.
+    total: Tensor | tuple[Tensor, Tensor]  # shape: (n_rows,), or (n_rows, length, n_choices) and (n_rows, length)
 
     @classmethod
     def from_potentials(cls, potentials: Potentials) -> Chain:
@@ -33,9 +35,9 @@ class Chain:
         unary, peak = shifted(unary if pairwise is None else unary.double())
         offset = peak.squeeze(-1)  # shape: (n_rows, length)
         if pairwise is None:
-            log_probs, totals = unary.log_softmax(-1), unary.logsumexp(-1)
-            is_empty = totals.detach().sum(-1) < FORBIDDEN / 2
-            return cls(log_probs[:, 0], log_probs[:, 1:].unsqueeze(2), (totals + offset).sum(-1), is_empty)
+            first, steps = unary.log_softmax(-1).split([1, unary.shape[1] - 1], 1)
+            is_empty = (unary.detach().amax(-1) < FORBIDDEN / 2).any(-1)
+            return cls(first.squeeze(1), steps.unsqueeze(2), is_empty, (unary, offset))
         pairwise, pair_peak = shifted(pairwise.double(), (-1, -2))
         # Unbind once: the gradient of indexing would fill a tensor of the full size at every step.
         tags, pairs = unary.unbind(1), pairwise.unbind(1)
@@ -49,7 +51,15 @@ class Chain:
         stacked = torch.stack(steps[::-1], 1) if steps else pairwise
         total = begin.logsumexp(-1)
         log_partition = total + offset.sum(-1) + pair_peak.sum((-1, -2, -3))
-        return cls(begin.log_softmax(-1), stacked, log_partition, total.detach() < FORBIDDEN / 2)
+        return cls(begin.log_softmax(-1), stacked, total.detach() < FORBIDDEN / 2, log_partition)
+
+    @property
+    def log_partition(self) -> Tensor:
+        """Log of the partition function: (n_rows,)."""
+        if isinstance(self.total, Tensor):
+            return self.total
+        scores, offset = self.total
+        return (scores.logsumexp(-1) + offset).sum(-1)
 
     @property
     def length(self) -> int:
@@ -67,9 +77,15 @@ class Chain:
         self,
         choices: Tensor,  # shape: (n, length), int64
         row: Tensor,  # shape: (n,)
+        segments: Segments | None = None,
     ) -> Tensor:
-        """Log-probability of packed assignments, each under its own row: (n,)."""
+        """Log-probability of packed assignments, each under its own row, which segments describe if it is sorted: (n,)."""
         n_steps, c, n_choices = self.steps.shape[1:]
+        if segments is not None and (c, n_choices) == (1, 2):
+            # The gradient of indexing sorts all places on a GPU; that of a table for each assignment is a sum of segments.
+            zero, one = segments.spread(torch.cat([self.first.unsqueeze(1), self.steps.squeeze(2)], 1)).unbind(-1)
+            begin, rest = torch.where(choices == 1, one, zero).split([1, n_steps], 1)
+            return infinite(begin.squeeze(1) + rest.sum(-1) if n_steps else begin.squeeze(1))
         total = take(self.first, row * n_choices + choices[:, 0])
         if n_steps:
             place = row.unsqueeze(-1) * n_steps + torch.arange(n_steps, device=row.device)

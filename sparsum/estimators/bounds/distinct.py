@@ -13,7 +13,7 @@ from sparsum.estimators.members import count_up_to
 from sparsum.estimators.noise import exponential
 from sparsum.gibbs import Gibbs
 from sparsum.structures import AbstractStructure, Scores
-from sparsum.tensors import tensor_cache
+from sparsum.tensors import number, tensor_cache
 
 
 def distinct_bound(
@@ -87,12 +87,13 @@ def distinct_bound(
     packed = bound.pack(is_kept, bound.is_unusable | q.model.is_empty, most=min(k, is_kept.shape[1]))
     atoms, segments = packed.take(drawn), packed.segments
     log_joints = call_for_numbers("log_joint", log_joint, atoms, segments.row, bound.n_rows)
-    log_probs = q.model.log_prob(atoms, segments.row)
+    log_probs = q.model.log_prob(atoms, segments.row, segments)
     with torch.no_grad():
         log_weights = log_joints - log_inclusion(log_probs, log_until[segments.row]).to(log_joints.dtype)
-        value, share = segments.logsumexp(log_weights), segments.softmax(log_weights)
+        value, share = segments.logsumexp_and_softmax(log_weights)
     # Terms with a share of 0 may be -inf.
-    surrogate = segments.sum(torch.where(share == 0, 0.0, share * (log_joints + log_probs.to(log_joints.dtype))))
+    terms = share * (log_joints + log_probs.to(log_joints.dtype))
+    surrogate = segments.sum(torch.where(share == 0, number(0.0, terms), terms))
     return shaped(Bound.of(value, surrogate, segments.lengths), bound)
 
 
@@ -118,7 +119,7 @@ def _first_different(q: Gibbs, k: int, generator: torch.Generator | None) -> tup
     time = exponential(drawn.shape[:2], like, generator).cumsum(-1)
     is_new = is_first(drawn, is_whole=not drawn.is_floating_point() or q.structure.bit_counts() is not None)
     is_over = is_new & (is_new.cumsum(-1) > k)
-    until = torch.where(is_over, time, torch.inf).amin(-1).clamp_max(latest)
+    until = torch.where(is_over, time, number(torch.inf, time)).amin(-1).clamp_max(latest)
     return drawn, is_new & (time < until.unsqueeze(-1)), until.log()
 
 
