@@ -12,18 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import sparsum as sp
-from tests.captured.training import BATCH, CASES, N_INPUTS, STRUCTURES, Training, as_captured, batches, training
+from tests.captured.training import BATCH, CASES, EAGER, N_INPUTS, STRUCTURES, Training, as_captured, batches, training
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="captures on a GPU only")
 
 N_STEPS = 200
-# They read from the device in a loop.
-EAGER = {("SparseMAP, active set", name) for name in ("sequence", "one-of", "tree")} | {("SparseMAP, pulled", "matching")}
-EAGER |= {("SparseMAP, pulled", "bits"), ("SparseMAP, active set", "groups")}
-EAGER |= {("SparseMAP", name) for name in ("sequence", "tree", "matching", "projective tree", "binary tree", "permutation")}
-EAGER |= {("SparseMAP", "enumerated")}
-# Lawler's search for the k best checks on the host what the structure returns.
-EAGER |= {("TopK", name) for name in ("tree", "projective tree", "binary tree", "matching")}
 
 
 def taken(step: Callable[[Tensor], Any], xs: list[Tensor]) -> list[Any]:

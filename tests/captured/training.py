@@ -83,6 +83,14 @@ CASES = list(
         ]
     )
 )
+# Those whose steps stay eager.
+# They read from the device in a loop.
+EAGER = {("SparseMAP, active set", name) for name in ("sequence", "one-of", "tree")} | {("SparseMAP, pulled", "matching")}
+EAGER |= {("SparseMAP, pulled", "bits"), ("SparseMAP, active set", "groups")}
+EAGER |= {("SparseMAP", name) for name in ("sequence", "tree", "matching", "projective tree", "binary tree", "permutation")}
+EAGER |= {("SparseMAP", "enumerated")}
+# Lawler's search for the k best checks on the host what the structure returns.
+EAGER |= {("TopK", name) for name in ("tree", "projective tree", "binary tree", "matching")}
 
 
 class Model(nn.Module):
