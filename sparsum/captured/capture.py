@@ -192,7 +192,8 @@ def capture(step: Any = None, *, most_captures: int = 64, most_forms: int = 8) -
       used. Rates become tensors on the GPU, which schedulers and assignments change as before, outside of the step.
     - Use autocast, clipping, several sparse distributions, and raise errors for rows without a distribution.
     - Not read from the GPU, by ``.item()``, ``print`` or ``if``, nor use tensors on the CPU. Solvers with a loop on the
-      host do: `ActiveSet` beyond bits, and `Pulled`. Such a step stays eager, and a warning says why and where.
+      host do: `ActiveSet` beyond bits, `Pulled`, and the k best of trees and matchings. Such a step stays eager, and a
+      warning says why and where.
 
     A loss sees the *padding*: copies of some atom at the end, which count for nothing as long as the loss treats its atoms
     independently. Batch normalization over atoms would count them: normalize over features instead, or use running

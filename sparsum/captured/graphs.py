@@ -92,7 +92,7 @@ class Device:
         numbers: list[int] = self._views[n].tolist()
         return numbers
 
-    def pool(self) -> tuple[int, int]:
+    def pool(self) -> Any:
         """The memory that graphs share.
 
         A graph of one operation holds it: torch cannot capture into memory in which there are tensors but no graph, as is
@@ -125,7 +125,7 @@ class Device:
         self._capture_one(self._pool).reset()
         self.release()
 
-    def _capture_one(self, pool: tuple[int, int]) -> torch.cuda.CUDAGraph:
+    def _capture_one(self, pool: Any) -> torch.cuda.CUDAGraph:
         """A graph of one operation."""
         number = torch.zeros((), device=self.device)
         torch.cuda.synchronize(self.device)
