@@ -233,7 +233,10 @@ class Packed:
         n: int,
     ) -> Packed:
         """Pack the entries that are kept, given their number per row and their total number."""
-        return cls(positions_of(is_kept.reshape(-1), n), Segments.from_lengths(lengths, n))
+        flat = positions_of(is_kept.reshape(-1), n)
+        if may_be_padded():  # by places, those of the padding at the end of the table
+            return cls(flat, Segments(flat // max(is_kept.shape[1], 1), lengths, is_padded=True))
+        return cls(flat, Segments.from_lengths(lengths, n))
 
     @property
     def row(self) -> Tensor:

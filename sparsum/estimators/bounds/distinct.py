@@ -137,7 +137,7 @@ def is_first(
         key = key + (((flat.double() - whole) * 2**53).long() * factors[flat.shape[-1] :]).sum(-1)
     ordered, source = key.sort(dim=-1, stable=True)
     is_new = torch.ones_like(ordered, dtype=torch.bool)
-    is_new[:, 1:] = ordered.diff(dim=-1) != 0
+    is_new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
     return torch.empty_like(is_new).scatter_(-1, source, is_new)
 
 
