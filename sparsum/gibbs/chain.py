@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sparsum.segments import Segments
 from sparsum.structures import Potentials
-from sparsum.structures.log_space import FORBIDDEN, draw, infinite, shifted, take, weighted
+from sparsum.structures.log_space import FORBIDDEN, draw, draw_bits, infinite, shifted, take, weighted
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,14 @@ class Chain:
         return infinite(total)
 
     def sample(self, n: int, generator: torch.Generator | None) -> Tensor:
-        """Draw n independent samples per row: (n, n_rows, length)."""
+        """Draw n independent samples per row: (n, n_rows, length), int64, or bool for two choices without transitions."""
         n_rows, _, c, n_choices = self.steps.shape
         shape = (n_rows, self.length, n)
         uniform = torch.rand(shape, dtype=torch.float64, device=self.first.device, generator=generator)
         if c == 1:
             table = torch.cat([self.first.unsqueeze(1), self.steps.squeeze(2)], 1)
-            drawn = draw(table.reshape(-1, n_choices).exp(), uniform.flatten(0, 1))
+            draw_all = draw_bits if n_choices == 2 else draw
+            drawn = draw_all(table.reshape(-1, n_choices).exp(), uniform.flatten(0, 1))
             return drawn.reshape(shape).permute(2, 0, 1)
         choices = [draw(self.first.exp(), uniform[:, 0])]
         for i in range(1, self.length):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsum.gibbs.chain import Chain
 from sparsum.segments import Segments
-from sparsum.structures import BoundScores, Scores
+from sparsum.structures import Bits, BoundScores, Scores
 from sparsum.structures.log_space import FORBIDDEN, finite, infinite, shifted, weighted
 from sparsum.structures.scores import unflatten
 
@@ -83,7 +83,10 @@ class ChainModel(AbstractModel):
     def sample(self, n: int, generator: torch.Generator | None) -> Tensor:
         """Sample from the first choice to the last."""
         with torch.no_grad():
-            return self.bound.structure.choices_to_atoms(self.chain.sample(n, generator), self.bound.dtype)
+            choices, structure = self.chain.sample(n, generator), self.bound.structure
+            # `Bits` takes them as they are; other structures are promised int64.
+            choices = choices if type(structure) is Bits else choices.long()
+            return structure.choices_to_atoms(choices, self.bound.dtype)
 
     def mean(self) -> Scores:
         """Mean vectors from the probability of each choice and, with pairwise scores, of each pair."""

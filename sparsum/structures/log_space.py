@@ -15,13 +15,24 @@ def draw(
     probs: Tensor,  # shape: (m, n_choices)
     uniform: Tensor,  # shape: (m, n), float64
 ) -> Tensor:
-    """Sample choices by inverting the cumulative probabilities; choices of probability 0 are never drawn: (m, n)."""
+    """Sample choices by inverting the cumulative probabilities; choices of probability 0 are never drawn: (m, n), int64."""
+    return draw_bits(probs, uniform).long() if probs.shape[-1] == 2 else _search(probs, uniform)
+
+
+def draw_bits(
+    probs: Tensor,  # shape: (m, 2)
+    uniform: Tensor,  # shape: (m, n), float64
+) -> Tensor:
+    """`draw` from two choices, which does not need a search: whether it is the second one, (m, n)."""
+    ends = probs.detach().double().cumsum(-1)
+    end, total = ends[:, :1], ends[:, 1:]
+    return uniform * total >= torch.where(end < total, end, number(torch.inf, end))
+
+
+def _search(probs: Tensor, uniform: Tensor) -> Tensor:
     ends = probs.detach().double().cumsum(-1)
     total = ends[:, -1:]
     # A product that rounds up to the total would fall beyond the last choice with mass.
-    if probs.shape[-1] == 2:  # a bit does not need a search
-        end = ends[:, :1]
-        return (uniform * total >= torch.where(end < total, end, number(torch.inf, end))).long()
     target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(ends, target, right=True).clamp_max(probs.shape[-1] - 1)
 

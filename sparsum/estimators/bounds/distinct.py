@@ -117,7 +117,8 @@ def _first_different(q: Gibbs, k: int, generator: torch.Generator | None) -> tup
     drawn = q.model.sample(n, generator).transpose(0, 1)
     like = torch.empty((), dtype=torch.float64, device=drawn.device)
     time = exponential(drawn.shape[:2], like, generator).cumsum(-1)
-    is_new = is_first(drawn, is_whole=not drawn.is_floating_point() or q.structure.bit_counts() is not None)
+    is_bits = q.structure.bit_counts() is not None
+    is_new = is_first(drawn.bool() if is_bits else drawn, is_whole=is_bits or not drawn.is_floating_point())
     is_over = is_new & (is_new.cumsum(-1) > k)
     until = torch.where(is_over, time, number(torch.inf, time)).amin(-1).clamp_max(latest)
     return drawn, is_new & (time < until.unsqueeze(-1)), until.log()
@@ -131,7 +132,8 @@ def is_first(
     """Whether an atom is the first occurrence in its row: (n_rows, n). Atoms that are bits or integers are whole."""
     flat = atoms.flatten(2) if atoms.ndim > 2 else atoms.unsqueeze(-1)
     # A hash of each atom; two different atoms collide with a probability of at most 2 ** -60.
-    whole, factors = flat.long(), _factors(2 * flat.shape[-1], flat.device)
+    whole = flat if flat.dtype == torch.bool else flat.long()
+    factors = _factors(2 * flat.shape[-1], flat.device)
     key = (whole * factors[: flat.shape[-1]]).sum(-1)
     if not is_whole:
         key = key + (((flat.double() - whole) * 2**53).long() * factors[flat.shape[-1] :]).sum(-1)
