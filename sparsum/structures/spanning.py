@@ -117,7 +117,7 @@ class _Eliminated:
         terms = self.into[:, :k, k + 1 :] + self.onward[:, k + 1 :, k].unsqueeze(1)
         probs = torch.cat([terms, self.original[:, :k, k : k + 1]], -1).softmax(-1)
         drawn = draw(probs.flatten(0, 1), uniform.transpose(1, 2).flatten(0, 1).contiguous()) + (k + 1)
-        return drawn.view(len(uniform), k, -1).transpose(1, 2)
+        return drawn.view(len(uniform), k, uniform.shape[1]).transpose(1, 2)
 
     def draw_from(
         self,
