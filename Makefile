@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-browser test-peers test-ray test-all check format bench report clean
+.PHONY: help demo test test-browser test-peers test-ray test-integrations test-all check format bench report clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -40,7 +40,11 @@ test-ray: $(READY) ## Sweeps on a cluster of Ray, with workers and nodes that ar
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' --editable './experiments[ray]'
 	$(BIN)/python -m pytest --quiet -rs -m ray tests/experiments/sweep
 
-test-all: test test-browser test-peers test-ray demo ## All of it, the page in a browser, tests of peers, sweeps on Ray, the demo, the wheels, and recorded runs made again
+test-integrations: $(READY) ## Captured steps in loops of Lightning and accelerate
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt pytorch-lightning accelerate
+	$(BIN)/python -m pytest --quiet -rs -m integrations tests/integrations
+
+test-all: test test-browser test-peers test-ray test-integrations demo ## All of it, the page in a browser, tests of peers, sweeps on Ray, Lightning and accelerate, the demo, the wheels, and recorded runs made again
 	$(BIN)/python -m pytest --quiet -rs -m slow
 
 format: $(READY) ## Format and fix what can be fixed

@@ -9,6 +9,7 @@ from sparsum import estimators as estimators
 from sparsum import nn as nn
 from sparsum import solvers as solvers
 from sparsum import testing as testing
+from sparsum.captured import capture as capture
 from sparsum.diagnosis import diagnose as diagnose
 from sparsum.distribution import SparseDistribution as SparseDistribution
 from sparsum.distribution import UniformOver as UniformOver

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sparsum.arguments import check_int, kind_of
 from sparsum.distribution import SparseDistribution
+from sparsum.segments import is_any
 from sparsum.simplex import sparsemax
 from sparsum.simplex.blocks import support
 from sparsum.solvers import AbstractSolver
@@ -158,7 +159,7 @@ def topk_sparsemax_of(bound: BoundScores, k: int) -> SparseDistribution:
     is_all = n_best < k or bound.structure.log_count() <= math.log(n_best) + 1e-9
     return SparseDistribution.from_segments(
         packed.take(best.to(bound.dtype) if best.is_floating_point() else best),
-        packed.take_weights(probs),
+        packed.take(probs),
         packed.segments,
         bound.batch_shape,
         bound.structure,
@@ -178,7 +179,7 @@ def _comparable(bound: BoundScores) -> BoundScores:
     rows = bound.with_flat(centred(bound))
     flat = rows.flat.detach()
     is_wide = ((flat.abs() > WIDE) & (flat > -torch.inf)).any(-1, keepdim=True)
-    if (structure.group_size is not None and structure.is_chain) or not bool(is_wide.any()):
+    if (structure.group_size is not None and structure.is_chain) or not is_any(is_wide):
         return rows
     vectors = flatten(structure.vectors(rows.with_flat(flat.nan_to_num()).argmax()))
     # From the scores themselves, so that each difference is rounded once.

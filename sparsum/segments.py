@@ -7,6 +7,7 @@ are bitwise reproducible, also on a GPU.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,8 +19,9 @@ import torch
 from torch import Tensor
 
 from sparsum import kernels
+from sparsum.tensors import number
 
-__all__ = ["Packed", "Segments", "may_be_padded", "positions_of", "read_size", "read_sizes", "reading_sizes"]
+__all__ = ["Packed", "Segments", "is_any", "may_be_padded", "positions_of", "read_size", "read_sizes", "reading_sizes"]
 
 #: Replaces `read_sizes`: takes the tensor of sizes and the largest possible value of the first size.
 Reader = Callable[[Tensor, int], list[int]]
@@ -44,7 +46,8 @@ class Segments:
     tensor([3., 0., 4.])
 
     Within `reading_sizes` there may be more entries than the lengths sum to. This *padding* at the end is excluded from all
-    sums. Its row is the last row, so that lookups by row are valid.
+    sums, and gets no gradient from them. Its row is the last row, so that lookups by row are valid. Its values are those of
+    some entry, except for the probabilities of a `SparseDistribution`, which are 0.
 
     Args:
         row: the row of each entry, sorted.
@@ -59,18 +62,23 @@ class Segments:
     n_each: int | None = None
 
     @classmethod
+    def of_kernel(cls, row: Tensor, lengths: Tensor) -> Segments:
+        """Create segments from what a kernel has packed, with a size that was read; it fills the padding as well."""
+        return cls(row, lengths, is_padded=may_be_padded())
+
+    @classmethod
     def from_row(cls, row: Tensor, n_rows: int) -> Segments:
         """Create segments from a sorted ``row``; rows that do not occur in it are empty."""
         ones = torch.ones_like(row)
         return cls(row, torch.zeros(n_rows, dtype=torch.int64, device=row.device).index_add_(0, row, ones))
 
     @classmethod
-    def from_lengths(cls, lengths: Tensor, n: int, *, is_padded: bool = False) -> Segments:
+    def from_lengths(cls, lengths: Tensor, n: int, *, like: Segments | None = None) -> Segments:
         """Create segments from lengths that sum to ``n``; passing ``n`` avoids a host-device synchronization.
 
-        The sum may be smaller if ``is_padded``, or within `reading_sizes`.
+        The sum may be smaller within `reading_sizes`, and if the entries come from segments ``like`` these with padding.
         """
-        if is_padded or may_be_padded():
+        if may_be_padded() or (like is not None and like.is_padded):
             row = torch.searchsorted(lengths.cumsum(0), torch.arange(n, device=lengths.device), right=True)
             return cls(row.clamp_(max=max(len(lengths) - 1, 0)), lengths, is_padded=True)
         rows = torch.arange(len(lengths), device=lengths.device)
@@ -100,22 +108,28 @@ class Segments:
         """Sum each row: ``(n, *rest) -> (n_rows, *rest)``; 0 for an empty row."""
         if self.n_each is not None:
             return self._table(values).sum(1)
-        result: Tensor = _Sum.apply(values, self.row, self.lengths)
+        result: Tensor = _Sum.apply(values, self.row, self.lengths, self._mask)
         return result
 
     def spread(self, per_row: Tensor) -> Tensor:
-        """Repeat the value of each row for its entries: ``(n_rows, *rest) -> (n, *rest)``; the adjoint of `sum`."""
+        """Repeat the value of each row for its entries: ``(n_rows, *rest) -> (n, *rest)``.
+
+        This is the adjoint of `sum`, except for padding, which has the value of the last row.
+        """
         if self.n_each is not None:
             return per_row.unsqueeze(1).expand(-1, self.n_each, *per_row.shape[1:]).flatten(0, 1)
-        result: Tensor = _Spread.apply(per_row, self.row, self.lengths)
+        result: Tensor = _Spread.apply(per_row, self.row, self.lengths, self._mask, False)
         return result
 
-    def clear_padding(self, values: Tensor) -> Tensor:
-        """Set the padding of values, ``(n, *rest)``, to 0, with zero gradient."""
-        if not self.is_padded:
-            return values
-        is_entry = torch.arange(len(self.row), device=values.device) < self.lengths.sum()
-        return torch.where(is_entry.reshape(-1, *[1] * (values.ndim - 1)), values, 0.0)
+    def clear(self, values: Tensor, value: float = 0.0) -> Tensor:
+        """Set the padding of values, ``(n, *rest)``, to a number, without gradient."""
+        return _cleared(values, self._mask, value)
+
+    def order(self, values: Tensor) -> Tensor:
+        """Positions of ``values``, (n,), in descending order within each row, the first one on ties, and padding last."""
+        # Sort all by value, then by row: the second sort is stable, so it keeps the order of the first.
+        by_value = self.clear(values, -torch.inf).argsort(descending=True, stable=True)
+        return by_value[self.row[by_value].argsort(stable=True)]
 
     def max(self, values: Tensor) -> Tensor:
         """Maximum of each row of ``values``, of shape (n,), without gradient; -inf for an empty row."""
@@ -137,16 +151,32 @@ class Segments:
     def logsumexp(self, values: Tensor) -> Tensor:
         """Log of the summed exponentials of each row of ``values``, of shape (n,); -inf for an empty row."""
         peak = self._peak(values)
-        total = self.sum((values - peak[self.row]).exp())
-        # The logarithm of 0 has an infinite gradient, which would become NaN in the entries of the row.
-        is_empty = total == 0
-        return torch.where(is_empty, 1.0, total).log().masked_fill(is_empty, -torch.inf) + peak
+        return _log(self.sum(self._powers(values, peak))) + peak
 
     def softmax(self, values: Tensor) -> Tensor:
         """Softmax over each row of ``values``, of shape (n,); 0 if all exponentials of the row are 0."""
-        powers = (values - self._peak(values)[self.row]).exp()
+        powers = self._powers(values, self._peak(values))
+        return powers / _nonzero(self.sum(powers))[self.row]
+
+    def logsumexp_and_softmax(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """`logsumexp` and `softmax`, whose exponentials are the same."""
+        peak = self._peak(values)
+        powers = self._powers(values, peak)
         total = self.sum(powers)
-        return powers / torch.where(total == 0, 1.0, total)[self.row]
+        return _log(total) + peak, powers / _nonzero(total)[self.row]
+
+    @property
+    def _mask(self) -> Tensor | None:
+        """Which entries are not padding, (n,); None if all are."""
+        return self._is_entry if self.is_padded else None
+
+    @functools.cached_property
+    def _is_entry(self) -> Tensor:
+        return torch.arange(len(self.row), device=self.row.device) < self.lengths.sum()
+
+    def _powers(self, values: Tensor, peak: Tensor) -> Tensor:
+        """Exponentials of the values relative to the peak of their row; 0 for padding."""
+        return self.clear(values - peak[self.row], -torch.inf).exp()
 
     def _table(self, values: Tensor) -> Tensor:
         """Values of rows of the same length: (n_rows, n_each, *rest)."""
@@ -203,7 +233,10 @@ class Packed:
         n: int,
     ) -> Packed:
         """Pack the entries that are kept, given their number per row and their total number."""
-        return cls(positions_of(is_kept.reshape(-1), n), Segments.from_lengths(lengths, n))
+        flat = positions_of(is_kept.reshape(-1), n)
+        if may_be_padded():  # by places, those of the padding at the end of the table
+            return cls(flat, Segments(flat // max(is_kept.shape[1], 1), lengths, is_padded=True))
+        return cls(flat, Segments.from_lengths(lengths, n))
 
     @property
     def row(self) -> Tensor:
@@ -219,12 +252,14 @@ class Packed:
         is_all = len(self.flat) == len(entries) and not self.segments.is_padded
         return entries if is_all else entries.index_select(0, self.flat)
 
-    def take_weights(
+    def put(
         self,
-        table: Tensor,  # shape: (n_rows, width)
+        values: Tensor,  # shape: (n,)
+        width: int,
     ) -> Tensor:
-        """Like `take`, with 0 and zero gradient for padding: (n,)."""
-        return self.segments.clear_padding(self.take(table))
+        """The inverse of `take`: a table with the entries, and 0 elsewhere, (n_rows, width)."""
+        table = values.new_zeros(self.segments.n_rows * width)
+        return table.index_add(0, self.flat, self.segments.clear(values)).view(-1, width)
 
     def select(
         self,
@@ -264,6 +299,14 @@ def read_sizes(*sizes: Tensor, most: int) -> list[int]:
     # Within a function transform, torch 2.8 can only read single numbers.
     is_transformed = torch._C._are_functorch_transforms_active()
     return [int(size) for size in stacked] if is_transformed else stacked.tolist()
+
+
+def is_any(flags: Tensor) -> bool:
+    """Whether any flag is True, read like a size: for what hardly ever is, such as a row without a distribution."""
+    if _reader.get() is None:
+        return bool(flags.any())
+    n = flags.sum()
+    return read_sizes(torch.zeros_like(n), n, most=0)[1] > 0
 
 
 def may_be_padded() -> bool:
@@ -324,7 +367,7 @@ class _Sum(torch.autograd.Function):
     """Sum of sorted rows. A custom Function because `torch.segment_reduce` does not support second derivatives."""
 
     @staticmethod
-    def forward(values: Tensor, row: Tensor, lengths: Tensor) -> Tensor:
+    def forward(values: Tensor, row: Tensor, lengths: Tensor, is_entry: Tensor | None) -> Tensor:
         if values.dtype in (torch.float16, torch.bfloat16):
             return _reduce(values.float(), row, lengths).to(values.dtype)
         return _reduce(values, row, lengths)
@@ -335,8 +378,8 @@ class _Sum(torch.autograd.Function):
         ctx.save_for_forward(*inputs[1:])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _Spread.apply(grad, *ctx.saved_tensors), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return _Spread.apply(grad, *ctx.saved_tensors, True), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
@@ -352,21 +395,23 @@ class _Spread(torch.autograd.Function):
     """Repetition of a value per row. A custom Function because the gradient of indexing is nondeterministic on a GPU."""
 
     @staticmethod
-    def forward(per_row: Tensor, row: Tensor, lengths: Tensor) -> Tensor:
-        return per_row.index_select(0, row)
+    def forward(per_row: Tensor, row: Tensor, lengths: Tensor, is_entry: Tensor | None, is_cleared: bool) -> Tensor:
+        spread = per_row.index_select(0, row)
+        return _cleared(spread, is_entry) if is_cleared else spread
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[1:])
-        ctx.save_for_forward(*inputs[1:])
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:4])
+        ctx.save_for_forward(*inputs[1:4])
+        ctx.is_cleared = inputs[4]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _Sum.apply(grad, *ctx.saved_tensors), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        return _Sum.apply(grad, *ctx.saved_tensors), None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        result: Tensor = _Spread.apply(tangent, *ctx.saved_tensors)
+        result: Tensor = _Spread.apply(tangent, *ctx.saved_tensors, ctx.is_cleared)
         return result
 
     @staticmethod
@@ -374,11 +419,28 @@ class _Spread(torch.autograd.Function):
         return _apply_batched_last(_Spread, in_dims, *inputs)
 
 
+def _cleared(values: Tensor, is_entry: Tensor | None, value: float = 0.0) -> Tensor:
+    """Values, (n, *rest), with a number where they are padding."""
+    if is_entry is None:
+        return values
+    return torch.where(is_entry.reshape(-1, *[1] * (values.ndim - 1)), values, number(value, values))
+
+
+def _nonzero(total: Tensor) -> Tensor:
+    """Sums of exponentials, 1 instead of 0."""
+    return torch.where(total == 0, number(1.0, total), total)
+
+
+def _log(total: Tensor) -> Tensor:
+    """The logarithm of sums of exponentials; that of 0 without its infinite gradient, which would become NaN in the row."""
+    return torch.where(total == 0, number(-torch.inf, total), _nonzero(total).log())
+
+
 def _apply_batched_last(
-    function: type[torch.autograd.Function], in_dims: tuple[int | None, ...], values: Tensor, row: Tensor, lengths: Tensor
+    function: type[torch.autograd.Function], in_dims: tuple[int | None, ...], values: Tensor, *others: Any
 ) -> tuple[Tensor, int]:
     """Batch a linear map over the first dimension: the batch becomes an additional trailing dimension."""
     if in_dims[0] is None or in_dims[1] is not None:
         raise ValueError("vmap over packed batches requires the same rows for every element of the batch")
-    result: Tensor = function.apply(values.movedim(in_dims[0], -1), row, lengths)
+    result: Tensor = function.apply(values.movedim(in_dims[0], -1), *others)
     return result, result.ndim - 1

@@ -8,6 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -54,10 +55,36 @@ def tensor_cache(function: Callable[P, T]) -> Callable[P, T]:
     return wrapper
 
 
+_numbers: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
+
+
+def number(value: float, like: Tensor) -> Any:
+    """A number to pass to `torch.where`, which writes a float to a new tensor in every call: one more launch on a GPU.
+
+    Returns:
+        A tensor of shape (), made once for each dtype and device of ``like``, or the float where none may be kept.
+    """
+    if not like.is_cuda or is_traced() or not like.is_floating_point():
+        return value
+    key = (value, like.dtype, like.device)
+    if key not in _numbers:
+        if torch.cuda.is_current_stream_capturing():  # it would be written by the graph
+            return value
+        with torch.inference_mode(False):
+            _numbers[key] = torch.full((), value, dtype=like.dtype, device=like.device)
+    return _numbers[key]
+
+
 def is_traced() -> bool:
     """Whether a compiler, a function transform or a dispatch mode intercepts operations."""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack() > 0
-    )
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or is_intercepted()
+
+
+class AbstractWatch(TorchDispatchMode):
+    """A dispatch mode that looks at operations and runs them as they are, so that nothing needs to be avoided under it."""
+
+
+def is_intercepted() -> bool:
+    """Whether a dispatch mode such as ``FakeTensorMode`` intercepts operations, other than an `AbstractWatch`."""
+    n = torch._C._len_torch_dispatch_stack()
+    return n > 0 and not all(isinstance(torch._C._get_dispatch_stack_at(i), AbstractWatch) for i in range(n))

@@ -15,6 +15,7 @@ import sparsum as sp
 from examples import (
     alignment,
     attention,
+    captured,
     chain,
     digits,
     estimators,
@@ -67,6 +68,20 @@ def test_the_first_example_of_the_readme_trains(rate: float) -> None:
     assert atoms[100] > 5
     for mean in (means[100], means[-1]):
         assert float(((mean > 0.01) & (mean < 0.99)).float().mean()) > 0.9
+
+
+def test_the_page_on_captured_steps_runs() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "capture.md").read_text(), flags=re.DOTALL)
+    names: dict[str, object] = {}
+    exec(compile(block, "capture.md", "exec"), names)
+    loss = names["loss"]
+    assert isinstance(loss, torch.Tensor)
+    assert loss.isfinite()
+
+
+def test_the_captured_example_learns() -> None:
+    losses = captured.main(epochs=4)
+    assert losses[-1] < losses[0] - 5
 
 
 def test_the_numbers_in_the_readme() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 
 import sparsum as sp
 from sparsum.segments import reading_sizes
+from tests.captured.training import CASES, EAGER, batches, rounded_up, training
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -91,6 +93,22 @@ def test_estimators_pad_what_is_forbidden_away(estimator: sp.estimators.Abstract
     assert torch.equal(padded.calls, plain.calls)
     ours, theirs = (torch.autograd.grad(each.surrogate.sum(), t, retain_graph=True)[0] for each in (padded, plain))
     torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(("method", "structure"), [case for case in CASES if case not in EAGER])
+def test_padding_changes_no_gradient_of_what_can_be_captured(method: str, structure: str) -> None:
+    """Estimators, bounds, structures and solvers, with the sizes of captured steps."""
+    (x,) = batches(1, DEVICE, torch.float64)
+    found = []
+    for reader in (rounded_up, None):
+        one = training(method, structure, device=DEVICE, dtype=torch.float64)
+        with contextlib.nullcontext() if reader is None else reading_sizes(reader):
+            objective, calls = one.model(x, one.generator)
+        objective.backward()
+        gradients = [parameter.grad for parameter in one.model.parameters() if parameter.grad is not None]
+        found.append([objective.detach(), calls, *gradients, one.generator.get_state()])
+    for padded, plain in zip(*found, strict=True):
+        torch.testing.assert_close(padded, plain)
 
 
 def test_dense_sums_whose_padding_fills_all_places() -> None:

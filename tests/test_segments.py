@@ -31,6 +31,8 @@ def test_reductions_agree_with_a_loop(lengths: list[int]) -> None:
         if len(part):
             assert segments.argmax(values)[row] == segments.starts[row] + part.argmax()
     assert torch.equal(segments.spread(segments.lengths), segments.lengths[segments.row])
+    both = segments.logsumexp_and_softmax(values)
+    assert all(map(torch.equal, both, (segments.logsumexp(values), segments.softmax(values))))
 
 
 def test_the_first_of_equal_maxima_is_taken() -> None:

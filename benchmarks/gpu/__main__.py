@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from benchmarks.gpu import active_set, any_alpha, bits, likelihood, paths, runs, simplex, steps
+from benchmarks.gpu import active_set, any_alpha, bits, captured, likelihood, paths, runs, simplex, steps
 from benchmarks.gpu.table import Line
 
 _HEADER = ("what", "measured", "wanted", "met", "floor", "what the gap is")
@@ -31,6 +31,7 @@ def sections(data_dir: pathlib.Path | None) -> dict[str, Callable[[], Iterator[L
         "active-set": active_set.lines,
         "likelihood": likelihood.lines,
         "paths": paths.lines,
+        "captured": captured.lines,
         "steps": functools.partial(steps.lines, data_dir),
         "runs": functools.partial(runs.lines, data_dir),
     }

@@ -18,11 +18,9 @@ def log_probs_at(
 ) -> Tensor:
     """Log-probability of queries, each under its own row: (n_queries,); see `SparseDistribution.log_prob_of`."""
     lengths = segments.lengths[row]
-    is_padded = segments.is_padded
-    pairs = Segments.from_lengths(lengths, int(lengths.sum()) if n_pairs is None else n_pairs, is_padded=is_padded)
+    pairs = Segments.from_lengths(lengths, int(lengths.sum()) if n_pairs is None else n_pairs, like=segments)
     offset = torch.arange(len(pairs.row), device=row.device) - pairs.starts[pairs.row]
-    atom = segments.starts[row][pairs.row] + offset
-    atom = atom.clamp(max=len(atoms) - 1) if is_padded else atom
+    atom = (segments.starts[row][pairs.row] + offset).clamp_max(max(len(atoms) - 1, 0))
     is_equal = atoms[atom] == queries[pairs.row]
     for _ in atoms.shape[1:]:
         is_equal = is_equal.all(-1)

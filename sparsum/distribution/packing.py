@@ -123,7 +123,7 @@ def pack_dense(
     total = fixed.sum(-1, dtype=torch.float64)
     is_bad = ~((total - 1).abs() <= _tolerance(probs)) | (fixed.amin(-1) < 0)
     packed = support(fixed, is_bad=is_bad, on_bad=functools.partial(_raise_bad_rows, total) if checks else None)
-    return packed.flat % probs.shape[-1], packed.take_weights(rows), packed.segments
+    return packed.flat % probs.shape[-1], packed.take(rows), packed.segments
 
 
 def _tolerance(probs: Tensor) -> float:

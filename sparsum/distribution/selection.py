@@ -25,11 +25,10 @@ def take_rows(
     lengths = segments.lengths[source]
     if n_atoms is None:
         (n_atoms,) = read_sizes(lengths.sum(), most=len(source) * len(atoms))
-    taken = Segments.from_lengths(lengths, n_atoms, is_padded=segments.is_padded)
+    taken = Segments.from_lengths(lengths, n_atoms, like=segments)
     offset = torch.arange(n_atoms, device=probs.device) - taken.starts[taken.row]
-    place = segments.starts[source][taken.row] + offset
-    place = place.clamp(max=len(atoms) - 1) if taken.is_padded else place
-    return atoms[place], taken.clear_padding(_at(probs, place)), taken
+    place = (segments.starts[source][taken.row] + offset).clamp_max(max(len(atoms) - 1, 0))
+    return atoms[place], _at(probs, place), taken
 
 
 def keep_best(
@@ -43,16 +42,14 @@ def keep_best(
         raise TypeError(f"k must be an int, got {type(k).__name__}")
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
-    # Sort by probability within each row: the second sort is stable, so it keeps the order of the first.
-    by_prob = probs.detach().argsort(descending=True, stable=True)
-    order = by_prob[segments.row[by_prob].argsort(stable=True)]
+    order = segments.order(probs.detach())
     rank = torch.arange(len(probs), device=probs.device) - segments.starts[segments.row]
     lengths = segments.lengths.clamp(max=k)
     is_kept = torch.empty_like(rank, dtype=torch.bool).scatter_(0, order, rank < lengths[segments.row])
     (n_kept,) = read_sizes(lengths.sum(), most=min(len(probs), k * segments.n_rows))
     place = positions_of(is_kept, n_kept)
-    kept = Segments.from_lengths(lengths, n_kept, is_padded=segments.is_padded)
-    found = kept.clear_padding(_at(probs, place))
+    kept = Segments.from_lengths(lengths, n_kept, like=segments)
+    found = _at(probs, place)
     # A row that loses no atoms keeps its exact probabilities.
     is_cut = (segments.lengths > k)[kept.row]
     return atoms[place], torch.where(is_cut, found / kept.spread(kept.sum(found)), found), kept

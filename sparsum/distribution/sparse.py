@@ -121,9 +121,9 @@ class SparseDistribution(Distribution):
         is_exact: Tensor | None = None,
         validate_args: bool | None = None,
     ) -> SparseDistribution:
-        """Create a distribution from segments, without checking the values."""
+        """Create a distribution from segments, without checking the values. The probabilities of padding become 0."""
         instance = cls.__new__(cls)
-        instance._assign(atoms, probs, segments, batch_shape, structure, is_exact, validate_args)
+        instance._assign(atoms, segments.clear(probs), segments, batch_shape, structure, is_exact, validate_args)
         return instance
 
     @classmethod

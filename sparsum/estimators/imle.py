@@ -13,6 +13,7 @@ from sparsum.arguments import check_generator, check_number
 from sparsum.estimators.abstract import AbstractEstimator, Estimate, Needs, check_samples
 from sparsum.estimators.noise import gumbel, logistic
 from sparsum.estimators.problem import Problem
+from sparsum.segments import is_any
 from sparsum.structures import AbstractStructure, BoundScores, Scores
 from sparsum.structures.log_space import FORBIDDEN
 from sparsum.structures.scores import as_tuple, flatten
@@ -154,7 +155,7 @@ def _perturb_and_map(problem: Problem, noise: Noise) -> PerturbAndMap:
     if problem.validate_args:
         best = p.best.reshape(bound.n_rows, *p.event_shape)
         is_bad = bound.is_unusable | (bound.score(best, bound.row(1)).detach() == -torch.inf)
-        if bool(is_bad.any()):
+        if is_any(is_bad):
             bound.raise_bad(is_bad)
     return p
 

@@ -59,7 +59,7 @@ class Dense(AbstractEstimator):
         packed = Packed.of(allowed, is_bad=bound.is_unusable, is_empty_bad=True, on_bad=bound.raise_bad)
         q = SparseDistribution.from_segments(
             packed.take(atoms),
-            packed.take_weights(scores.softmax(-1).to(problem.dtype)),
+            packed.take(scores.softmax(-1).to(problem.dtype)),
             packed.segments,
             bound.batch_shape,
             bound.structure,
@@ -128,7 +128,7 @@ class Sparse(AbstractEstimator):
             return packed_entmax(scores, self.alpha, on_bad=on_bad)
         probs = {2.0: sparsemax, 1.5: entmax15}.get(self.alpha, functools.partial(entmax, alpha=self.alpha))(scores)
         packed = support(probs.detach(), is_bad=is_bad, on_bad=on_bad)
-        return packed, packed.take_weights(probs)
+        return packed, packed.take(probs)
 
 
 class TopK(AbstractEstimator):

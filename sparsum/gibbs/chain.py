@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsum.segments import Segments
 from sparsum.structures import Potentials
-from sparsum.structures.log_space import FORBIDDEN, draw, infinite, shifted, take, weighted
+from sparsum.structures.log_space import FORBIDDEN, draw, draw_bits, infinite, shifted, take, weighted
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,9 @@ class Chain:
 
     first: Tensor  # shape: (n_rows, n_choices)
     steps: Tensor  # shape: (n_rows, length - 1, c, n_choices)
-    log_partition: Tensor  # shape: (n_rows,)
     is_empty: Tensor  # shape: (n_rows,), whether every assignment is forbidden
+    # The log-partition function, or what it is computed from when it is needed: scores of choices, and what to add to them.
+    total: Tensor | tuple[Tensor, Tensor]  # shape: (n_rows,), or (n_rows, length, n_choices) and (n_rows, length)
 
     @classmethod
     def from_potentials(cls, potentials: Potentials) -> Chain:
@@ -34,9 +36,9 @@ class Chain:
         unary, peak = shifted(unary if pairwise is None else unary.double())
         offset = peak.squeeze(-1)  # shape: (n_rows, length)
         if pairwise is None:
-            log_probs, totals = unary.log_softmax(-1), unary.logsumexp(-1)
-            is_empty = totals.detach().sum(-1) < FORBIDDEN / 2
-            return cls(log_probs[:, 0], log_probs[:, 1:].unsqueeze(2), (totals + offset).sum(-1), is_empty)
+            first, steps = unary.log_softmax(-1).split([1, unary.shape[1] - 1], 1)
+            is_empty = (unary.detach().amax(-1) < FORBIDDEN / 2).any(-1)
+            return cls(first.squeeze(1), steps.unsqueeze(2), is_empty, (unary, offset))
         pairwise, pair_peak = shifted(pairwise.double(), (-1, -2))
         begin, steps = unary[:, 0], pairwise
         if unary.shape[1] > 1:
@@ -44,7 +46,15 @@ class Chain:
             begin = begin + to_come
         total = begin.logsumexp(-1)
         log_partition = total + offset.sum(-1) + pair_peak.sum((-1, -2, -3))
-        return cls(begin.log_softmax(-1), steps, log_partition, total.detach() < FORBIDDEN / 2)
+        return cls(begin.log_softmax(-1), steps, total.detach() < FORBIDDEN / 2, log_partition)
+
+    @property
+    def log_partition(self) -> Tensor:
+        """Log of the partition function: (n_rows,)."""
+        if isinstance(self.total, Tensor):
+            return self.total
+        scores, offset = self.total
+        return (scores.logsumexp(-1) + offset).sum(-1)
 
     @property
     def length(self) -> int:
@@ -62,9 +72,15 @@ class Chain:
         self,
         choices: Tensor,  # shape: (n, length), int64
         row: Tensor,  # shape: (n,)
+        segments: Segments | None = None,
     ) -> Tensor:
-        """Log-probability of packed assignments, each under its own row: (n,)."""
+        """Log-probability of packed assignments, each under its own row, which segments describe if it is sorted: (n,)."""
         n_steps, c, n_choices = self.steps.shape[1:]
+        if segments is not None and (c, n_choices) == (1, 2):
+            # The gradient of indexing sorts all places on a GPU; that of a table for each assignment is a sum of segments.
+            zero, one = segments.spread(torch.cat([self.first.unsqueeze(1), self.steps.squeeze(2)], 1)).unbind(-1)
+            begin, rest = torch.where(choices == 1, one, zero).split([1, n_steps], 1)
+            return infinite(begin.squeeze(1) + rest.sum(-1) if n_steps else begin.squeeze(1))
         total = take(self.first, row * n_choices + choices[:, 0])
         if n_steps:
             place = row.unsqueeze(-1) * n_steps + torch.arange(n_steps, device=row.device)
@@ -73,13 +89,14 @@ class Chain:
         return infinite(total)
 
     def sample(self, n: int, generator: torch.Generator | None) -> Tensor:
-        """Draw n independent samples per row: (n, n_rows, length)."""
+        """Draw n independent samples per row: (n, n_rows, length), int64, or bool for two choices without transitions."""
         n_rows, _, c, n_choices = self.steps.shape
         shape = (n_rows, self.length, n)
         uniform = torch.rand(shape, dtype=torch.float64, device=self.first.device, generator=generator)
         if c == 1:
             table = torch.cat([self.first.unsqueeze(1), self.steps.squeeze(2)], 1)
-            drawn = draw(table.reshape(-1, n_choices).exp(), uniform.flatten(0, 1))
+            draw_all = draw_bits if n_choices == 2 else draw
+            drawn = draw_all(table.reshape(-1, n_choices).exp(), uniform.flatten(0, 1))
             return drawn.reshape(shape).permute(2, 0, 1)
         choices = [draw(self.first.exp(), uniform[:, 0])]
         for i in range(1, self.length):

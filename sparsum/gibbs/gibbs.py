@@ -14,6 +14,7 @@ from torch.distributions import Distribution, constraints
 from sparsum.arguments import check_generator, check_sample_shape, kind_of
 from sparsum.distribution.packing import broadcast_value, validates
 from sparsum.gibbs.model import model_of
+from sparsum.segments import is_any
 from sparsum.structures import AbstractStructure, BoundScores, OneOf, Scores
 from sparsum.structures.scores import as_tuple
 
@@ -80,7 +81,7 @@ class Gibbs(Distribution):
         self.model = model_of(bound)
         if validates(validate_args):
             is_bad = bound.is_unusable | self.model.is_empty
-            if bool(is_bad.any()):
+            if is_any(is_bad):
                 bound.raise_bad(is_bad)
         none = torch.zeros(0, dtype=torch.int64, device=bound.device)
         event_shape = bound.select(none).argmax().shape[1:]
@@ -182,7 +183,7 @@ class Gibbs(Distribution):
 
     def check_members(self, atoms: Tensor, row: Tensor) -> None:
         """Raise a ValueError unless packed atoms are assignments of the structure; no-op if ``validate_args`` is False."""
-        if self._validate_args and not bool(self.structure.select(row).contains(atoms).all()):
+        if self._validate_args and is_any(~self.structure.select(row).contains(atoms)):
             raise ValueError(f"value must hold assignments of {self.structure!r} only, got at least one other value")
 
     def shaped(

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from sparsum.gibbs.chain import Chain
-from sparsum.structures import BoundScores, Scores
+from sparsum.segments import Segments
+from sparsum.structures import Bits, BoundScores, Scores
 from sparsum.structures.log_space import FORBIDDEN, finite, infinite, shifted, weighted
 from sparsum.structures.scores import unflatten
 
@@ -21,16 +22,24 @@ class AbstractModel(ABC):
     """The Gibbs distribution of each row of scores."""
 
     bound: BoundScores
-    log_partition: Tensor  # shape: (n_rows,)
     is_empty: Tensor  # shape: (n_rows,), whether every assignment is forbidden
+
+    @property
+    @abstractmethod
+    def log_partition(self) -> Tensor:
+        """Log of the partition function: (n_rows,)."""
 
     @abstractmethod
     def log_prob(
         self,
         atoms: Tensor,  # shape: (n, *event_shape)
         row: Tensor,  # shape: (n,)
+        segments: Segments | None = None,
     ) -> Tensor:
-        """Log-probability of packed atoms, each under its own row, -inf for forbidden ones: (n,)."""
+        """Log-probability of packed atoms, each under its own row, -inf for forbidden ones: (n,).
+
+        With segments, whose row this is, the gradient may take fewer launches.
+        """
 
     @abstractmethod
     def sample(self, n: int, generator: torch.Generator | None) -> Tensor:
@@ -60,16 +69,24 @@ class ChainModel(AbstractModel):
     def __init__(self, bound: BoundScores) -> None:
         self.bound = bound
         self.chain = Chain.from_potentials(bound.structure.potentials(bound.scores))
-        self.log_partition, self.is_empty = self.chain.log_partition, self.chain.is_empty
+        self.is_empty = self.chain.is_empty
 
-    def log_prob(self, atoms: Tensor, row: Tensor) -> Tensor:
+    @property
+    def log_partition(self) -> Tensor:
+        """That of the chain."""
+        return self.chain.log_partition
+
+    def log_prob(self, atoms: Tensor, row: Tensor, segments: Segments | None = None) -> Tensor:
         """Sum of conditional log-probabilities, which avoids cancellation with a large partition function."""
-        return self.chain.log_prob(self.bound.structure.atoms_to_choices(atoms), row)
+        return self.chain.log_prob(self.bound.structure.atoms_to_choices(atoms), row, segments)
 
     def sample(self, n: int, generator: torch.Generator | None) -> Tensor:
         """Sample from the first choice to the last."""
         with torch.no_grad():
-            return self.bound.structure.choices_to_atoms(self.chain.sample(n, generator), self.bound.dtype)
+            choices, structure = self.chain.sample(n, generator), self.bound.structure
+            # `Bits` takes them as they are; other structures are promised int64.
+            choices = choices if type(structure) is Bits else choices.long()
+            return structure.choices_to_atoms(choices, self.bound.dtype)
 
     def mean(self) -> Scores:
         """Mean vectors from the probability of each choice and, with pairwise scores, of each pair."""
@@ -99,10 +116,15 @@ class SummedModel(AbstractModel):
     def __init__(self, bound: BoundScores) -> None:
         self.bound = bound
         self.choices, self.log_sum, totals, is_closed = self._sums(bound)
-        self.log_partition = self.log_sum + totals
+        self._log_partition = self.log_sum + totals
         self.is_empty = is_closed | ~(self.log_sum.detach() > FORBIDDEN / 2)
 
-    def log_prob(self, atoms: Tensor, row: Tensor) -> Tensor:
+    @property
+    def log_partition(self) -> Tensor:
+        """Log Z."""
+        return self._log_partition
+
+    def log_prob(self, atoms: Tensor, row: Tensor, segments: Segments | None = None) -> Tensor:
         """Score of each atom minus log S; -inf for atoms that are not assignments."""
         is_member = self.bound.structure.select(row).contains(atoms)
         known = torch.where(is_member.reshape(-1, *[1] * (atoms.ndim - 1)), atoms, 0)

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from sparsum.tensors import is_intercepted
+
 R = TypeVar("R")
 Rest = TypeVarTuple("Rest")
 
@@ -55,7 +57,7 @@ def is_undifferentiated(*_: object) -> bool:
 
 def is_unobserved(x: Tensor) -> bool:
     """Whether kernels may bypass torch's dispatcher: no tensor subclass or dispatch mode intercepts operators."""
-    return type(x) in (Tensor, torch.nn.Parameter) and not torch._C._len_torch_dispatch_stack()
+    return type(x) in (Tensor, torch.nn.Parameter) and not is_intercepted()
 
 
 def is_eager(x: Tensor) -> bool:

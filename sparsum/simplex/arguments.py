@@ -9,6 +9,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 
 from sparsum.arguments import check_dense, check_floating
+from sparsum.tensors import is_intercepted
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -103,7 +104,7 @@ def can_look_at(values: Tensor) -> bool:
         torch.compiler.is_compiling()
         or values.device.type != "cpu"
         or torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack()  # a mode such as FakeTensorMode, whose tensors have no values
+        or is_intercepted()  # a mode such as FakeTensorMode, whose tensors have no values
         or isinstance(values, FakeTensor)
     )
 
@@ -113,7 +114,7 @@ def has_values(x: Tensor) -> bool:
 
     The tensors of FakeTensorMode have no values, and a tracer such as `make_fx` would record the path of one input.
     """
-    return not (x.is_meta or isinstance(x, FakeTensor) or torch._C._len_torch_dispatch_stack())
+    return not (x.is_meta or isinstance(x, FakeTensor) or is_intercepted())
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:

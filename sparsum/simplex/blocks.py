@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsum.segments import OnBad, Packed, Segments
+from sparsum.segments import OnBad, Packed, Segments, is_any
 from sparsum.simplex.thresholds import solve_packed, threshold_of
 
 # On the CPU, rows of at least this size are read in blocks. Shorter rows fit into the cache and are read repeatedly.
@@ -47,7 +47,7 @@ def support(
         if packed is not None:
             is_empty = packed.segments.lengths == 0
             is_bad = is_empty if is_bad is None else is_empty | is_bad
-            if on_bad is not None and bool(is_bad.any()):
+            if on_bad is not None and is_any(is_bad):
                 on_bad(is_bad)
             return packed
     return Packed.of(probs > 0, is_bad=is_bad, is_empty_bad=True, on_bad=on_bad)

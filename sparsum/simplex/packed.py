@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparsum import kernels
 from sparsum.kernels import is_transformed
-from sparsum.segments import OnBad, Packed, Segments, may_be_padded, read_sizes
+from sparsum.segments import OnBad, Packed, Segments, read_sizes
 from sparsum.simplex import dispatch
 from sparsum.simplex.arguments import compute_dtype
 from sparsum.simplex.autograd import is_plain
@@ -38,17 +38,16 @@ def packed_entmax(
     """
     if _find.serves(x, alpha, on_bad):
         probs, flat, row, lengths = _OnGPU.apply(x, alpha, on_bad)
-        return Packed(flat, Segments(row, lengths, may_be_padded())), probs
+        return Packed(flat, Segments.of_kernel(row, lengths)), probs
     with torch.no_grad():
         packed, value = _find(x.detach(), alpha, on_bad)  # no_grad does not stop forward-mode tangents
     if is_plain(x, alpha):
-        return packed, packed.segments.clear_padding(value).to(x.dtype)
+        return packed, value.to(x.dtype)
     chosen = x.reshape(-1).index_select(0, packed.flat).to(value.dtype)
     change = torch.where(chosen.isfinite(), chosen - chosen.detach(), 0.0)
     # The value without gradient, plus a term of value 0 with the correct derivatives.
-    change = packed.segments.clear_padding(change)
     grown = _grow_linear(change, packed.segments) if alpha == 2 else _grow_squared(change, value, packed.segments)
-    return packed, packed.segments.clear_padding(value + grown).to(x.dtype)
+    return packed, (value + grown).to(x.dtype)
 
 
 def _grow_linear(change: Tensor, segments: Segments) -> Tensor:
@@ -61,7 +60,7 @@ def _grow_squared(change: Tensor, value: Tensor, segments: Segments) -> Tensor:
 
     Midpoint weights make the second derivative correct as well.
     """
-    change, distance = change / 2, segments.clear_padding(value.sqrt())
+    change, distance = change / 2, value.sqrt()
     halfway = distance + (change - segments.spread(_mean(change, distance, segments))) / 2
     moved = change - segments.spread(_mean(change, halfway, segments))
     return moved * (2 * distance + moved)
@@ -90,7 +89,7 @@ def _find_by_kernels(x: Tensor, alpha: float, on_bad: OnBad) -> tuple[Packed, Te
     if n_empty:
         on_bad(lengths == 0)
     flat, probs, row = simplex_packed.pack(rows, found, n_entries, EXPONENTS[alpha])
-    return Packed(flat, Segments(row, lengths, may_be_padded())), probs
+    return Packed(flat, Segments.of_kernel(row, lengths)), probs
 
 
 @kernels.operation("packed_entmax", kernel=_find_by_kernels, takes=_are_few)
@@ -118,7 +117,7 @@ class _OnGPU(torch.autograd.Function):
         packed, probs = _find(x, alpha, on_bad)
         flat, row, lengths = packed.flat, packed.segments.row, packed.segments.lengths
         probs = probs.to(x.dtype)
-        ctx.alpha, ctx.n, ctx.is_padded = alpha, x.shape[-1], may_be_padded()
+        ctx.alpha, ctx.n, ctx.is_padded = alpha, x.shape[-1], packed.segments.is_padded
         ctx.save_for_backward(probs, flat, row, lengths)
         ctx.mark_non_differentiable(flat, row, lengths)
         ctx.set_materialize_grads(False)
@@ -148,7 +147,7 @@ def _pull(
     alpha: float,
 ) -> Tensor:
     """The gradient with respect to the scores, (n_rows, n), given that of the packed probabilities; differentiable."""
-    entries = _pulled(packed.segments.clear_padding(grad), probs, packed.segments, alpha)
+    entries = _pulled(grad, probs, packed.segments, alpha)
     return grad.new_zeros(packed.segments.n_rows * n).index_add(0, packed.flat, entries).view(-1, n)
 
 

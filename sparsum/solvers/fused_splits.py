@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsum import kernels
-from sparsum.segments import OnBad, Segments, may_be_padded, read_sizes
+from sparsum.segments import OnBad, Segments, read_sizes
 from sparsum.solvers.abstract import Solution
 from sparsum.structures import BitCounts, BoundScores
 
@@ -61,7 +61,7 @@ def split(
     total = counts.most if kind.is_limited else 0
     probs, atoms, row, found, is_solved = Split.apply(scores, total, counts.is_exact, kind, bound.raise_bad)
     lengths, _, zeros = found.unbind()
-    packed = Segments(row, lengths, is_padded=may_be_padded())
+    packed = Segments.of_kernel(row, lengths)
     return Solution(atoms, probs, packed, is_solved, zeros, zeros.view(torch.float64))
 
 

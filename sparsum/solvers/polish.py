@@ -114,7 +114,7 @@ class Found:
         probs = packed.take(probs).to(dtype)
         # float16 would round the smallest probabilities to 0, and so drop their atoms.
         probs = probs.clamp_min(torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps)
-        return atoms.to(dtype) if atoms.is_floating_point() else atoms, segments.clear_padding(probs), segments
+        return atoms.to(dtype) if atoms.is_floating_point() else atoms, segments.clear(probs), segments
 
     def _scores(
         self,
@@ -123,13 +123,12 @@ class Found:
         packed: Packed,
     ) -> Tensor:
         """The scores of all atoms, differentiable, up to a number per row: (n_rows, n_slots)."""
-        if self.problem.structure.group_sizes is None or packed.segments.is_padded:
+        if self.problem.structure.group_sizes is None:
             linear = linear if self.problem.scale is None else linear / self.problem.scale
             return kkt.multiply(self.face.vectors, linear)
         # The vectors are much larger than the few parts that an atom uses, and would be kept for the backward pass.
         scores = self.problem.structure.score(unflatten(linear, self.problem.form), atoms, packed.row)
-        shape = self.padded.probs.shape
-        return scores.new_zeros(shape.numel()).index_copy(0, packed.flat, scores).reshape(shape)
+        return packed.put(scores, self.padded.probs.shape[1])
 
 
 class _Certificate(NamedTuple):

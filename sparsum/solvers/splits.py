@@ -206,7 +206,7 @@ def _solution(table: Table, bound: BoundScores) -> Solution:
     """Pack the atoms, and renormalize their probabilities for the dropped gaps."""
     gaps = table.probs
     packed = bound.pack(gaps.detach() > _NEGLIGIBLE, table.is_bad)
-    probs, segments = packed.take_weights(gaps), packed.segments
+    probs, segments = packed.take(gaps), packed.segments
     probs = probs / segments.spread(segments.sum(probs.detach()))
     return Solution.closed_form(table.atoms(segments.row, packed.flat % gaps.shape[-1]), probs.to(bound.dtype), segments)
 

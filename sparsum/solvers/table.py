@@ -40,7 +40,7 @@ class Table:
             column = column.flatten()
         else:
             packed = bound.pack(probs.detach() > 0, self.is_bad, most=k)
-            segments, probs, column = packed.segments, packed.take_weights(probs), packed.take(column)
+            segments, probs, column = packed.segments, packed.take(probs), packed.take(column)
         return Solution.closed_form(self.atoms(segments.row, column), probs.to(bound.dtype), segments, is_cut)
 
     def _best(self, k: int) -> tuple[Tensor, Tensor, Tensor]:

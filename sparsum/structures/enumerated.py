@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from sparsum.structures.abstract import AbstractStructure
 from sparsum.structures.declarations import Potentials
 from sparsum.structures.kbest import smallest
 from sparsum.structures.scores import flatten
-from sparsum.tensors import at_least_float32
+from sparsum.tensors import at_least_float32, is_traced
 
 
 class Enumerated(AbstractStructure):
@@ -28,8 +29,8 @@ class Enumerated(AbstractStructure):
     tensor([1, 2])
 
     Args:
-        vectors: the vectors, of shape (count, *event), with at least two dimensions. Keep them on the device of the scores:
-            otherwise they are copied at every call.
+        vectors: the vectors, of shape (count, *event), with at least two dimensions. They are copied, once for each
+            device of scores.
     """
 
     def __init__(
@@ -47,12 +48,16 @@ class Enumerated(AbstractStructure):
         if not vectors.isfinite().all():
             raise ValueError("vectors must be finite, got an infinite or NaN entry")
         self._vectors = vectors.detach().clone()
+        self._copies: dict[torch.device, Tensor] = {}
         is_binary = bool(((vectors == 0) | (vectors == 1)).all())
         sizes = vectors.detach().flatten(1).sum(1, dtype=torch.float64)
         self.is_fixed_size = is_binary and bool((sizes == sizes[0]).all())
 
     def __repr__(self) -> str:
         return f"Enumerated({len(self._vectors)} vectors of shape {tuple(self._vectors.shape[1:])})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_copies": {}}
 
     def __len__(self) -> int:
         """The number of vectors."""
@@ -92,7 +97,7 @@ class Enumerated(AbstractStructure):
         atoms: Tensor,  # shape: (n_atoms,)
     ) -> Tensor:
         """The vectors at the given indices: (n_atoms, *event)."""
-        return self._vectors.to(atoms.device)[atoms]
+        return self._vectors_on(atoms.device)[atoms]
 
     def log_count(self) -> float:
         """Log of the number of vectors."""
@@ -122,7 +127,7 @@ class Enumerated(AbstractStructure):
     ) -> Potentials:
         """A chain of one choice among all vectors."""
         rows = at_least_float32(scores).flatten(1)
-        vectors = self._vectors.to(rows).flatten(1)
+        vectors = self._vectors_on(rows.device).to(rows.dtype).flatten(1)
         is_forbidden = rows == -torch.inf
         with torch.autocast(rows.device.type, enabled=False):  # keep the precision of the scores
             values = torch.where(is_forbidden, 0.0, rows) @ vectors.T
@@ -152,8 +157,17 @@ class Enumerated(AbstractStructure):
     ) -> Tensor:
         """The mean of the vectors: (n_rows, *event)."""
         with torch.autocast(choices.device.type, enabled=False):
-            mean: Tensor = torch.tensordot(choices.squeeze(1), self._vectors.to(choices), 1)
+            mean: Tensor = torch.tensordot(choices.squeeze(1), self._vectors_on(choices.device).to(choices.dtype), 1)
         return mean
+
+    def _vectors_on(self, device: torch.device) -> Tensor:
+        """The vectors on a device: (count, *event)."""
+        if self._vectors.device == device or is_traced():  # a copy may then belong to a trace
+            return self._vectors.to(device)
+        if device not in self._copies:
+            with torch.inference_mode(False):  # else it cannot be used in autograd
+                self._copies[device] = self._vectors.to(device)
+        return self._copies[device]
 
     def _all_scores(
         self,
@@ -166,7 +180,7 @@ class Enumerated(AbstractStructure):
         """
         self.check_scores(scores)
         flat = scores.detach().flatten(-self.score_ndim).double()
-        vectors = self._vectors.to(flat.device).flatten(1).double()
+        vectors = self._vectors_on(flat.device).flatten(1).double()
         is_forbidden = (flat == -torch.inf).double() @ (vectors != 0).double().T > 0
         # 0 * inf is NaN: replace -inf by 0 and +inf by a very large number.
         finite = flat.nan_to_num(nan=torch.nan, posinf=1e300, neginf=0.0)

@@ -199,7 +199,7 @@ def best_counted_bits(
         sides.append(_Side.of(costs, ordered.indices.gather(1, inside), k))
     drop, add = sides
     lists = add.each() if exactly else add.up_to(k)
-    pairs = _pairs(k, drop.lengths, lists.indices.shape[-1], len(lists.indices), exactly, scores.device)
+    pairs, all_pairs = _pairs(k, drop.lengths, lists.indices.shape[-1], len(lists.indices), exactly, scores.device)
     # The list of sets to add that each number of dropped bits goes with: as many, or as many and the rest of the budget.
     size = torch.arange(len(pairs), device=scores.device)
     place = size.expand(len(m), -1) if exactly else (size + most - m).clamp_max(len(lists.indices) - 1)
@@ -210,9 +210,7 @@ def best_counted_bits(
             added_costs = added_costs.masked_fill(_rows_of(lists.indices, place[:, d]) == 0, inf)
         pair_costs.append(drop.costs.index_select(1, left) + added_costs.index_select(1, right))
     chosen = smallest(torch.cat(pair_costs, 1), k - 1).indices
-    left, right = (torch.cat(column)[chosen] for column in zip(*pairs, strict=True))
-    n_pairs = torch.tensor([len(column) for column, _ in pairs], device=scores.device)
-    sizes = torch.searchsorted(n_pairs.cumsum(0), chosen, right=True)
+    sizes, left, right = all_pairs[:, chosen]
     row = torch.arange(len(m), device=scores.device).unsqueeze(1)
     down, up = drop.members(left), add.members(lists.indices[place.gather(1, sizes), row, right])
     # An empty set repeats a flip of the other set; the two are never both empty.
@@ -294,8 +292,10 @@ class _Side:
 @tensor_cache
 def _pairs(
     k: int, n_left: tuple[int, ...], n_right: int, n_lists: int, same_size: bool, device: torch.device
-) -> list[tuple[Tensor, Tensor]]:
+) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
     """For each size of D, the pairs of ranked sets D and places in the list of A that can be among the k best.
+
+    Also all of them together, below their sizes of D: (3, n_pairs).
 
     For the i-th best D of a size and the j-th best A of its list, counting from 0, (i + 1)(j + 1) pairs are at least as
     good, including the pair itself, and so are the pairs of smaller sets that these contain.
@@ -305,7 +305,8 @@ def _pairs(
         left, right = _staircase(k + 1 - (comb(2 * d, d) if same_size else 2**d), n_left[d], n_right)
         ranks = [torch.tensor(column, dtype=torch.int64, device=device) for column in (left, right)]
         pairs.append((ranks[0] + starts[d], ranks[1]))
-    return pairs
+    all_pairs = [torch.stack([torch.full_like(pair[0], d), *pair]) for d, pair in enumerate(pairs)]
+    return pairs, torch.cat(all_pairs, 1)
 
 
 def _staircase(k: int, n_left: int, n_right: int) -> tuple[list[int], list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsum.tensors import at_least_float32
+from sparsum.tensors import at_least_float32, number
 
 #: Replaces -inf, so that differences of infinities do not become NaN; sums of many of them fit into float32.
 FORBIDDEN = -1e30
@@ -15,25 +15,37 @@ def draw(
     probs: Tensor,  # shape: (m, n_choices)
     uniform: Tensor,  # shape: (m, n), float64
 ) -> Tensor:
-    """Sample choices by inverting the cumulative probabilities; choices of probability 0 are never drawn: (m, n)."""
+    """Sample choices by inverting the cumulative probabilities; choices of probability 0 are never drawn: (m, n), int64."""
+    return draw_bits(probs, uniform).long() if probs.shape[-1] == 2 else _search(probs, uniform)
+
+
+def draw_bits(
+    probs: Tensor,  # shape: (m, 2)
+    uniform: Tensor,  # shape: (m, n), float64
+) -> Tensor:
+    """`draw` from two choices, which does not need a search: whether it is the second one, (m, n)."""
+    ends = probs.detach().double().cumsum(-1)
+    end, total = ends[:, :1], ends[:, 1:]
+    return uniform * total >= torch.where(end < total, end, number(torch.inf, end))
+
+
+def _search(probs: Tensor, uniform: Tensor) -> Tensor:
     ends = probs.detach().double().cumsum(-1)
     total = ends[:, -1:]
     # A product that rounds up to the total would fall beyond the last choice with mass.
     target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
-    if probs.shape[-1] == 2:  # a bit does not need a search
-        return (target >= ends[:, :1]).long()
     return torch.searchsorted(ends, target, right=True).clamp_max(probs.shape[-1] - 1)
 
 
 def finite(scores: Tensor) -> Tensor:
     """Convert scores to at least float32, and clamp them at `FORBIDDEN`, with zero gradient below; NaN is kept."""
     scores = at_least_float32(scores)
-    return torch.where(scores < FORBIDDEN, FORBIDDEN, scores)
+    return torch.where(scores < FORBIDDEN, number(FORBIDDEN, scores), scores)
 
 
 def infinite(log_probs: Tensor) -> Tensor:
     """Set forbidden log-probabilities to -inf; NaN is kept."""
-    return torch.where(log_probs < FORBIDDEN / 2, -torch.inf, log_probs)
+    return torch.where(log_probs < FORBIDDEN / 2, number(-torch.inf, log_probs), log_probs)
 
 
 def weighted(values: Tensor, probs: Tensor, least: float = 0.0) -> Tensor:
@@ -60,5 +72,5 @@ def shifted(
     """
     scores = at_least_float32(scores)
     peak = scores.detach().amax(dims, keepdim=True)
-    peak = torch.where(peak.isfinite(), peak, 0.0)
+    peak = torch.where(peak.isfinite(), peak, number(0.0, peak))
     return finite(scores - peak), peak

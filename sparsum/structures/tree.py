@@ -144,6 +144,8 @@ def best_trees(
 ) -> Tensor:
     """The heads of the best tree of each matrix, or of some tree if all are forbidden: (n_rows, n)."""
     n_rows, n, _ = scores.shape
+    if not n_rows:  # without reading from a GPU
+        return torch.zeros(0, n, dtype=torch.int64, device=scores.device)
     sizes = [n] * n_rows if lengths is None else lengths.tolist()
     atoms = []
     for matrix, size in zip(scores.tolist(), sizes, strict=True):

@@ -13,7 +13,7 @@ from sparsum.estimators.members import count_up_to
 from sparsum.estimators.noise import exponential
 from sparsum.gibbs import Gibbs
 from sparsum.structures import AbstractStructure, Scores
-from sparsum.tensors import tensor_cache
+from sparsum.tensors import number, tensor_cache
 
 
 def distinct_bound(
@@ -86,13 +86,14 @@ def distinct_bound(
         drawn, is_kept, log_until = _all_allowed(q, k) if is_small else _first_different(q, k, generator)
     packed = bound.pack(is_kept, bound.is_unusable | q.model.is_empty, most=min(k, is_kept.shape[1]))
     atoms, segments = packed.take(drawn), packed.segments
-    log_joints = segments.clear_padding(call_for_numbers("log_joint", log_joint, atoms, segments.row, bound.n_rows))
-    log_probs = segments.clear_padding(q.model.log_prob(atoms, segments.row))
+    log_joints = call_for_numbers("log_joint", log_joint, atoms, segments.row, bound.n_rows)
+    log_probs = q.model.log_prob(atoms, segments.row, segments)
     with torch.no_grad():
         log_weights = log_joints - log_inclusion(log_probs, log_until[segments.row]).to(log_joints.dtype)
-        value, share = segments.logsumexp(log_weights), segments.softmax(log_weights)
+        value, share = segments.logsumexp_and_softmax(log_weights)
     # Terms with a share of 0 may be -inf.
-    surrogate = segments.sum(torch.where(share == 0, 0.0, share * (log_joints + log_probs.to(log_joints.dtype))))
+    terms = share * (log_joints + log_probs.to(log_joints.dtype))
+    surrogate = segments.sum(torch.where(share == 0, number(0.0, terms), terms))
     return shaped(Bound.of(value, surrogate, segments.lengths), bound)
 
 
@@ -116,9 +117,10 @@ def _first_different(q: Gibbs, k: int, generator: torch.Generator | None) -> tup
     drawn = q.model.sample(n, generator).transpose(0, 1)
     like = torch.empty((), dtype=torch.float64, device=drawn.device)
     time = exponential(drawn.shape[:2], like, generator).cumsum(-1)
-    is_new = is_first(drawn, is_whole=not drawn.is_floating_point() or q.structure.bit_counts() is not None)
+    is_bits = q.structure.bit_counts() is not None
+    is_new = is_first(drawn.bool() if is_bits else drawn, is_whole=is_bits or not drawn.is_floating_point())
     is_over = is_new & (is_new.cumsum(-1) > k)
-    until = torch.where(is_over, time, torch.inf).amin(-1).clamp_max(latest)
+    until = torch.where(is_over, time, number(torch.inf, time)).amin(-1).clamp_max(latest)
     return drawn, is_new & (time < until.unsqueeze(-1)), until.log()
 
 
@@ -130,13 +132,14 @@ def is_first(
     """Whether an atom is the first occurrence in its row: (n_rows, n). Atoms that are bits or integers are whole."""
     flat = atoms.flatten(2) if atoms.ndim > 2 else atoms.unsqueeze(-1)
     # A hash of each atom; two different atoms collide with a probability of at most 2 ** -60.
-    whole, factors = flat.long(), _factors(2 * flat.shape[-1], flat.device)
+    whole = flat if flat.dtype == torch.bool else flat.long()
+    factors = _factors(2 * flat.shape[-1], flat.device)
     key = (whole * factors[: flat.shape[-1]]).sum(-1)
     if not is_whole:
         key = key + (((flat.double() - whole) * 2**53).long() * factors[flat.shape[-1] :]).sum(-1)
     ordered, source = key.sort(dim=-1, stable=True)
     is_new = torch.ones_like(ordered, dtype=torch.bool)
-    is_new[:, 1:] = ordered.diff(dim=-1) != 0
+    is_new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
     return torch.empty_like(is_new).scatter_(-1, source, is_new)
 
 

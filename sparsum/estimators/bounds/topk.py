@@ -88,7 +88,7 @@ def topk_bound(
     allowed = values.detach() > -torch.inf  # shape: (n_rows, n_best)
     packed = Packed.of(allowed, is_bad=bound.is_unusable, is_empty_bad=True, on_bad=bound.raise_bad)
     segments = packed.segments
-    log_probs = segments.clear_padding(call_for_numbers("log_joint", log_joint, packed.take(best), packed.row, bound.n_rows))
+    log_probs = call_for_numbers("log_joint", log_joint, packed.take(best), packed.row, bound.n_rows)
     value = segments.logsumexp(log_probs)
     lead = _posterior(log_probs.detach(), allowed) - sparsemax(values.detach())
     learned = (lead * values.masked_fill(~allowed, 0.0)).sum(-1).to(value.dtype)

@@ -1,0 +1,1 @@
+"""Tests with packages that are not installed for development."""
