@@ -1,4 +1,4 @@
 """Training steps captured as CUDA graphs. The package is not named after its function, `sparsum.capture`."""
 
-from sparsum.captured.capture import CapturedStep as CapturedStep
-from sparsum.captured.capture import capture as capture
+from sparsum.captured.step import CapturedStep as CapturedStep
+from sparsum.captured.step import capture as capture

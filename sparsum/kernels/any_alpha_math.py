@@ -148,16 +148,16 @@ def is_careful(a):
 
 @triton.jit
 def moments(z, threshold, a, FINE: tl.constexpr, MASKED: tl.constexpr):
-    """p, p / d and p / d^2, in the precision of the fast logarithm.
+    """p, p / d and p / d^2, by the fast logarithm.
 
-    FINE corrects the logarithm by the rounding error of d, which matters for alpha near 1. MASKED sets what is off the
-    support to 0, where the smallest d to such a small power is not negligible, for alpha near 2.
+    FINE takes an exact one, corrected by the rounding error of d, since powers are large for alpha near 1. MASKED sets what
+    is off the support to 0, where the smallest d to such a small power is not negligible, for alpha near 2.
     """
     if FINE:
         u = z - threshold
         u = tl.where(u <= -1, -1.0, u)
         d = 1 + u
-        log = _fast_log2(d) + (u - (d - 1)) * _LOG2_E
+        log = tl.log2(d) + (u - (d - 1)) * _LOG2_E
     else:
         d = tl.maximum(z + (1 - threshold), _SMALLEST, propagate_nan=tl.PropagateNan.ALL)
         log = _fast_log2(d)

@@ -93,14 +93,14 @@ def direction(n_parts: int, device: torch.device) -> Tensor:
 def pull(structure: AbstractStructure, mean: Scores, facets: Facets) -> Decomposition:
     """Split the mean vectors of all rows, (n_rows, *score_shape), into assignments of a structure with 0/1 vectors."""
     rows = _Rows(structure, mean, facets)
-    pace = _BLOCK if is_lazy(rows.left) else 1
+    pace = _BLOCK if looks_rarely(rows.left) else 1
     while len(rows.ids) or not rows.taken:  # without rows, one step determines the shape of atoms
         rows.remove(rows.steps(pace) if facets.is_complete else rows.checked_steps())
     atoms, weights, row = (torch.cat(tensors) for tensors in zip(*rows.taken, strict=True))
     return Decomposition.of(atoms, weights, row, len(flatten(mean)))
 
 
-def is_lazy(left: Tensor) -> bool:
+def looks_rarely(left: Tensor) -> bool:
     """Whether to look only every few steps which rows are done: on a GPU, steps in vain, which take nothing, cost less."""
     return left.is_cuda
 

@@ -152,12 +152,16 @@ def test_structures_have_the_same_atoms_everywhere(structure: sp.AbstractStructu
     if isinstance(structure, sp.Bits):
         solvers.append(sp.solvers.Systematic())
     for solver in solvers:
-        results = []
+        results, means = [], []
         for place in ("cpu", device):
             leaf = t.to(place).requires_grad_()
             q = sp.sparsemap(leaf, structure, solver=solver)
             (gradient,) = torch.autograd.grad((q.entropy() + q.mean.flatten(1).sin().sum(-1)).sum(), leaf)
             results.append((q.atoms.cpu(), q.row.cpu(), q.probs.detach().cpu(), gradient.cpu()))
+            means.append(q.mean.detach().cpu())
+        torch.testing.assert_close(*means, atol=1e-7, rtol=1e-6)
+        if isinstance(structure, sp.Tree | sp.Matching) and solver is not None:
+            continue  # the device decides which of tied assignments is the best, and so which atoms the active set finds
         for there, here in zip(results[1], results[0], strict=True):
             torch.testing.assert_close(there, here, atol=1e-7, rtol=1e-6)
     best = structure.topk(t, 7)

@@ -170,7 +170,16 @@ class Outcome:
     distance: float  # their largest distance to the exact mean
 
 
-def attack(name: str, kind: str, n: int, n_exact: int, seed: int = 0, closed_form: AbstractSolver | None = None) -> Outcome:
+def attack(
+    name: str,
+    kind: str,
+    n: int,
+    n_exact: int,
+    *,
+    seed: int = 0,
+    closed_form: AbstractSolver | None = None,
+    device: str = "cpu",
+) -> Outcome:
     """Solve rows of one kind, and compare those that are certified with the truth; `n_exact` of them with the exact mean.
 
     By default the active set solves them.
@@ -182,9 +191,10 @@ def attack(name: str, kind: str, n: int, n_exact: int, seed: int = 0, closed_for
     scores = unflatten(flat, like if len(like) > 1 else like[0])
     solver = ActiveSet() if closed_form is None else closed_form
     loose = dataclasses.replace(solver, strict=False) if isinstance(solver, ActiveSet | Pulled) else solver
-    q = sp.sparsemap(scores, structure, solver=loose)
+    there = unflatten(flat.to(device), like if len(like) > 1 else like[0])
+    q = sp.sparsemap(there, structure, solver=loose).to("cpu")
     try:
-        sp.sparsemap(scores, structure, solver=solver)
+        sp.sparsemap(there, structure, solver=solver)
         named: set[int] = set()
     except NotConverged as error:
         named = set(error.rows)

@@ -92,7 +92,7 @@ def test_sets_of_many_words_are_found_when_they_are_needed(single_root: bool, n_
 def test_steps_in_vain_take_nothing(structure: sp.AbstractStructure, monkeypatch: pytest.MonkeyPatch) -> None:
     structure, mean = mixtures(structure, 20, 6)
     wanted = structure.pull(mean)
-    monkeypatch.setattr(pulling, "is_lazy", lambda left: True)
+    monkeypatch.setattr(pulling, "looks_rarely", lambda left: True)
     found = structure.pull(mean)
     assert torch.equal(found.atoms, wanted.atoms)
     assert torch.equal(found.row, wanted.row)
