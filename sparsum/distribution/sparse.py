@@ -272,7 +272,11 @@ class SparseDistribution(Distribution):
 
     @property
     def mode(self) -> Tensor:
-        """The most probable atom of each row, the first one on ties: (*batch_shape, *event_shape)."""
+        """The most probable atom of each row, the first one on ties: (*batch_shape, *event_shape).
+
+        It need not be the best assignment, which is `structure.argmax(scores)`: solvers whose atoms are continuous often
+        give another one the largest probability.
+        """
         best = self._segments.argmax(self.probs)
         return self.atoms[best].reshape(self.batch_shape + self.event_shape)
 

@@ -29,7 +29,8 @@ class Gibbs(Distribution):
     tree of products; over `Sequence`, a linear-chain conditional random field, and over `Segmentation` a semi-Markov
     one, summed by dynamic programming, as all paths are; over `Tree`, a distribution over spanning trees, summed by
     elimination. All results are exact and differentiable in the scores. Custom structures are supported through
-    `AbstractStructure.potentials` or `AbstractStructure.log_partition`.
+    `AbstractStructure.potentials` or `AbstractStructure.log_partition`. Expectations of functions that are not linear need
+    samples, or `sparsum.estimators.Dense` where the assignments are few.
 
     >>> import sparsum as sp
     >>> p = Gibbs(torch.tensor([[1.0, 1.0, 0.0]]), sp.OneOf(3))
@@ -41,8 +42,7 @@ class Gibbs(Distribution):
 
     Args:
         scores: one score per part of the structure; -inf forbids a part.
-        structure: `OneOf`, `Bits`, `Budget`, `Subset`, `Groups`, `Sequence`, `Enumerated`, `Tree`, or a custom structure
-            that `has_partition`.
+        structure: one that `has_partition`: all built-in ones but `Matching` and `Permutation`, and custom ones.
         mask: True where a part is allowed; see `AbstractStructure.bind`.
         temperature: divides the scores; a positive number, or one per example.
         validate_args: whether to check the values; costs one host-device synchronization. Default: True. If False, a row

@@ -32,6 +32,9 @@ class Router(torch.nn.Module):
     Given c candidates, a query takes O(c dim) operations, whatever the number of options. By default the gradient of all
     keys is a dense tensor; ``sparse=True`` makes it follow the candidates, for `torch.optim.SparseAdam` or SGD.
 
+    A query whose scores are far apart has a single option, and then no gradient. Start with a temperature near 10 if most
+    of the options should be tried, and look at ``q.saturation``.
+
     In training mode, the router counts how often options are used; see `usage`. Under DistributedDataParallel the counts are
     those of the first process. With ``max_atoms``, `torch.compile` traces the module as a whole.
 

@@ -82,7 +82,8 @@ class AbstractRagged(AbstractStructure):
         batch_shape = scores.shape[: scores.ndim - self.score_ndim]
         if self.lengths.shape[: self.lengths.ndim - self._n_size_dims] != batch_shape:
             seen = f"got {tuple(self.lengths.shape)} for scores of shape {tuple(scores.shape)}"
-            raise ValueError(f"lengths must have the shape of the batch, {tuple(batch_shape)}, {seen}")
+            more = ", and the numbers of sizes of an example last" if self._n_size_dims else ""
+            raise ValueError(f"lengths must have the shape of the batch, {tuple(batch_shape)}{more}, {seen}")
 
     def _bind(self, scores: Tensor) -> BoundScores:
         """Flatten the batch; what is not a part of an example has a score of 0."""

@@ -56,7 +56,7 @@ def distinct_bound(
 
     Args:
         scores: one score per part of the structure; -inf forbids the part, and so does a score 1e30 below all others.
-        structure: one of `OneOf`, `Bits`, `Groups`, `Sequence`, `Enumerated` and `Tree`.
+        structure: one of which `sparsum.Gibbs` exists.
         log_joint: called like the loss of an estimator, as ``log_joint(z, row)`` with packed assignments and the row of
             each, (n,); returns log p(x, z) of each, (n,). A NaN affects only its own row.
         k: the largest number of distinct samples, at least 2: q learns by comparing them. If the structure has at most k
