@@ -68,6 +68,8 @@ def check_sample_shape(value: object) -> torch.Size:
 
 def check_floating(name: str, value: Tensor) -> None:
     """Raise a TypeError unless ``value`` is a dense tensor of floating-point numbers of 16 bits or more."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {kind_of(value)}")
     check_dense(name, value)
     if value.dtype in _DTYPES:
         return

@@ -84,8 +84,10 @@ class CapturedStep(Generic[P, R]):
         return self if instance is None else types.MethodType(self, instance)
 
     def _plain(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """The step as it is, and its results without gradient."""
-        result: R = map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, self._step(*args, **kwargs))
+        """The step as it is, and copies of its results without gradient."""
+        result: R = map_leaves(
+            lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, self._step(*args, **kwargs)
+        )
         return result
 
     def _captures_for(

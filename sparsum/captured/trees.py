@@ -33,7 +33,8 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     """
     if isinstance(tree, dict):
         mapped = copy.copy(tree)  # keeps what a subclass has besides its entries
-        mapped.update({key: map_leaves(function, value) for key, value in tree.items()})
+        for key, value in tree.items():  # not by update, which adds in a Counter
+            mapped[key] = map_leaves(function, value)
         return mapped
     if isinstance(tree, list | tuple):
         parts = [map_leaves(function, value) for value in tree]

@@ -75,9 +75,10 @@ class Moments:
     ) -> float:
         """The cosine of the angle between the expectation and another vector of given norm; NaN if one of them is 0."""
         square = self.squared_distance(torch.zeros_like(other))
-        if square <= 0 or norm <= 0:
+        if not (square > 0 and norm > 0):  # also where they are NaN
             return math.nan
-        return max(-1.0, min(1.0, float(self.mean @ other) / (math.sqrt(square) * norm)))
+        cosine = float(self.mean @ other) / (math.sqrt(square) * norm)
+        return cosine if math.isnan(cosine) else max(-1.0, min(1.0, cosine))
 
 
 def relative(square: float, error: float, norm: float) -> tuple[float, float]:

@@ -103,7 +103,8 @@ class Router(torch.nn.Module):
             q = self._among(x / scale, self._checked(candidates, x))
         if self.training:
             with torch.no_grad():
-                self.counts.index_add_(0, q.atoms, q.probs.to(self.counts.dtype))
+                # Summed apart: added one by one, they would be lost beside a large count.
+                self.counts += torch.zeros_like(self.counts).index_add_(0, q.atoms, q.probs.to(self.counts.dtype))
                 self.n_queries += x[..., 0].numel()
         return q
 
@@ -133,7 +134,9 @@ class Router(torch.nn.Module):
         candidates: Tensor,  # shape: (*batch, n_candidates)
     ) -> SparseDistribution:
         """The distribution over candidates, with options as atoms."""
-        keys = torch.nn.functional.embedding(candidates.clamp_min(0), self.weight, sparse=self.sparse)
+        # A missing candidate repeats another one of its row, so that no other option gets a gradient.
+        some = candidates.amax(-1, keepdim=True).clamp_min(0)
+        keys = torch.nn.functional.embedding(torch.where(candidates < 0, some, candidates), self.weight, sparse=self.sparse)
         scores = (keys.to(x.dtype) @ x.unsqueeze(-1)).squeeze(-1)
         n = candidates.shape[-1]
         q = sparsemap(scores, OneOf(n), mask=_first_ones(candidates), max_atoms=self.max_atoms)

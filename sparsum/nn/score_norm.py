@@ -108,7 +108,9 @@ class ScoreNorm(torch.nn.Module):
             self._update(count, batch_mean.detach(), batch_variance.detach())
         n_known = is_known.sum()
         total = (variance * is_known).sum() / n_known.clamp_min(1)
-        scale = torch.where(n_known > 0, self.spread * (total + self.eps).rsqrt(), 1.0)
+        # Without a spread yet, as after a single row, there is nothing to scale by.
+        has_scale = total > 0
+        scale = torch.where(has_scale, self.spread * torch.where(has_scale, total + self.eps, 1.0).rsqrt(), 1.0)
         if self.log_temperature is not None:
             scale = scale * (-self.log_temperature).exp()
         is_finite = wide.isfinite()  # others would be NaN in the gradient of the scale, as 0 * inf
@@ -150,11 +152,17 @@ class ScoreNorm(torch.nn.Module):
     @torch.no_grad()
     def _update(self, count: Tensor, mean: Tensor, variance: Tensor) -> None:
         """Average the statistics of a batch into the running ones, with weights that sum to 1 from the first step on."""
-        weight = self.momentum * (count > 0).to(self.seen.dtype)
+        is_used = (count > 0) & mean.isfinite() & variance.isfinite()
+        mean, variance = (torch.where(is_used, tensor, 0.0) for tensor in (mean, variance))
+        weight = self.momentum * is_used.to(self.seen.dtype)
         self.seen.lerp_(torch.ones_like(self.seen), weight)
         share = weight / self.seen.clamp_min(self.momentum)
-        change = mean - self.running_mean
+        change = torch.where(is_used, mean - self.running_mean, 0.0)
         # A single row has no variance of its own, but a distance from the rows before.
         between = torch.where(count == 1, (1 - share) * change.square(), 0.0)
-        self.running_var.add_((share * (variance + between - self.running_var)).to(self.running_var.dtype))
-        self.running_mean.add_((share * change).to(self.running_mean.dtype))
+        for running, new in (
+            (self.running_var, self.running_var + share * (variance + between - self.running_var)),
+            (self.running_mean, self.running_mean + share * change),
+        ):
+            rounded = new.to(running.dtype)
+            running.copy_(torch.where(rounded.isfinite(), rounded, running))  # one batch of huge scores spoils nothing

@@ -66,7 +66,7 @@ class DecisionDiagram(AbstractBitWalks):
         if isinstance(formula, (list, tuple)):
             formula = Formula.of_clauses(formula)
         if not isinstance(formula, Formula):
-            hint = "; for equality, write a.equals(b) instead of a == b" if isinstance(formula, bool) else ""
+            hint = "; for equality, write a.equals(b) instead of a == b" if kind_of(formula) == "bool" else ""
             raise TypeError(f"formula must be a Formula or a list of clauses, got {kind_of(formula)}{hint}")
         if formula.n_variables > n:
             raise ValueError(f"formula must have variables below n, {n}, got number {formula.n_variables - 1}")

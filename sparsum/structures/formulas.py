@@ -118,7 +118,7 @@ def _checked(formulas: Iterable[Any]) -> tuple[Formula, ...]:
     operands = tuple(formulas)
     for operand in operands:
         if not isinstance(operand, Formula):
-            hint = "; for equality, write a.equals(b) instead of a == b" if isinstance(operand, bool) else ""
+            hint = "; for equality, write a.equals(b) instead of a == b" if kind_of(operand) == "bool" else ""
             raise TypeError(f"a formula must consist of formulas such as Formula.variables(3), got {kind_of(operand)}{hint}")
     return operands
 

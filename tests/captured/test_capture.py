@@ -51,6 +51,14 @@ def test_decorators_functions_and_methods() -> None:
     assert double(torch.ones(2, requires_grad=True)).grad_fn is None
 
 
+def test_results_are_copies() -> None:
+    total = torch.zeros(1)
+    step = sp.capture(lambda: total.add_(1))
+    first = step()
+    step()
+    assert (float(first), float(total)) == (1, 2)
+
+
 def test_arguments() -> None:
     with pytest.raises(TypeError, match="step must be a function, got int"):
         sp.capture(3)  # type: ignore[call-overload]

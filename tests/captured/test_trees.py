@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
@@ -35,6 +36,10 @@ def test_leaves_and_mapping_agree(tree: Any) -> None:
     assert list(leaves(map_leaves(lambda leaf: (leaf,), tree))) == list(leaves(tree))
     counted = iter(range(100))
     assert list(leaves(map_leaves(lambda _: next(counted), tree))) == list(range(len(list(leaves(tree)))))
+
+
+def test_counters_are_not_added_up() -> None:
+    assert map_leaves(lambda leaf: leaf, collections.Counter(a=2)) == {"a": 2}
 
 
 def test_forms() -> None:

@@ -229,6 +229,18 @@ def test_without_a_reference() -> None:
         assert "distance, cosine: unknown" in str(diagnosis)
 
 
+def test_a_gradient_of_nan_has_no_direction() -> None:
+    diagnosis = sp.diagnose(
+        torch.tensor([[1.0, 0.5, -1.0]]),
+        sp.OneOf(3),
+        lambda z, row: z * math.nan,
+        [sp.estimators.Sparse()],
+        draws=4,
+        warm_up=0,
+    )
+    assert "1.000" not in str(diagnosis)
+
+
 def test_a_gradient_of_zero_has_no_direction() -> None:
     row = sp.diagnose(SCORES, sp.OneOf(3), lambda z, row: 0.0 * z, [es.Dense()], draws=2).rows[0]
     assert (row.bias, row.distance) == (0.0, 0.0)

@@ -91,6 +91,22 @@ def test_usage_is_the_mean_over_the_queries_of_training() -> None:
     assert not bool(router.usage.any())
 
 
+def test_large_counts_go_on() -> None:
+    """Numbers of at most 1, added one by one, would be lost beside them."""
+    router = Router(4, 3)
+    router.counts.fill_(2**24)
+    router(torch.randn(10_000, 4, generator=torch.Generator().manual_seed(0)))
+    assert float(router.counts.sum()) == pytest.approx(3 * 2**24 + 10_000, rel=1e-7)
+
+
+def test_missing_candidates_give_no_gradient_to_others() -> None:
+    router = Router(4, 10, sparse=True)
+    q = router(torch.ones(2, 4), torch.tensor([[5, 6, -1], [7, -1, -1]]))
+    q.expect(lambda z, row: z.float()).sum().backward()
+    assert router.weight.grad is not None
+    assert set(router.weight.grad.coalesce().indices().flatten().tolist()) == {5, 6, 7}
+
+
 def test_at_most_k_options() -> None:
     router, x = router_of(max_atoms=2, temperature=5.0), made(6, DIM)
     for q in (router(x), router(x, torch.arange(K).expand(6, K))):

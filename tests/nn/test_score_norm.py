@@ -128,6 +128,37 @@ def test_rows_that_come_alone() -> None:
     torch.testing.assert_close(norm.running_var, (weights * (torch.cat(rows) - mean).square()).sum(0))
 
 
+def test_single_rows_do_not_set_a_scale() -> None:
+    """A single row has no spread: scores stay what they are, up to a shift, instead of being divided by almost 0."""
+    for options in ({}, {"momentum": 1.0}):
+        norm, row = norm_of(2, **options), made(1, 2)
+        norm(row)
+        if options:
+            norm(made(50, 2))
+            norm(row)
+        other = norm(row + 0.5)
+        assert float(other.detach().abs().max()) < 10
+        assert float(norm.eval()(made(3, 2)).abs().max()) < 20
+
+
+def test_huge_scores_spoil_no_statistics() -> None:
+    norm = ScoreNorm(2)
+    norm(torch.tensor([[1e30, 0.0], [-1e30, 1.0]]))
+    for seed in range(50):
+        norm(made(32, 2, seed=seed, dtype=torch.float32))
+    assert norm.eval()(made(4, 2, dtype=torch.float32)).isfinite().all()
+    half = ScoreNorm(2).half()
+    half(500 * made(32, 2).half())
+    assert half.running_var.isfinite().all()
+
+
+def test_no_spread_at_all_without_eps() -> None:
+    scores = torch.ones(4, 3, dtype=torch.float64, requires_grad=True)
+    norm_of(3, eps=0.0)(scores).sum().backward()
+    assert scores.grad is not None
+    assert scores.grad.isfinite().all()
+
+
 def test_a_part_that_no_row_has() -> None:
     norm = norm_of(2)
     scores = made(5, 2)
