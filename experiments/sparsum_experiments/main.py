@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from typing import NoReturn
@@ -13,6 +14,8 @@ def main(words: list[str] | None = None) -> NoReturn:
 
     def interrupt(number: int, _: object) -> None:
         interrupts.append(number)
+        if _is_being_imported("torch"):  # its C++ code would abort on an exception; nothing has begun yet
+            os._exit(130)
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, interrupt)
@@ -25,6 +28,11 @@ def main(words: list[str] | None = None) -> NoReturn:
         raise
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _is_being_imported(name: str) -> bool:
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))
 
 
 def _run(words: list[str] | None) -> NoReturn:
