@@ -25,8 +25,6 @@ from sparsum.kernels.simplex import HALF_MOST, SPLIT_MOST, Groups, groups_for, l
 TILE_MOST = {2: 2048, 4: 4096, 8: 2048}
 # Whether alphas are a tensor -> entries per thread; more would spill, since powers of any kind need many registers.
 THREAD_ENTRIES = {False: 32, True: 16}
-# Up to this number of entries, programs have as many warps as those for whole exponents.
-_SHORT = 512
 # The excess of the sum up to which rows with alpha > 2 are bisected, and the rounding error.
 _TOLERANCE = {True: 2e-15, False: 2e-6}
 _EPS = {True: 2.3e-16, False: 1.2e-7}
@@ -175,7 +173,7 @@ def groups_of(n: int, itemsize: int) -> Groups:
 
 def warps_for(n_entries: int, least: int, has_alphas: bool) -> int:
     """The number of warps of a program that holds so many entries in registers."""
-    return max(least if n_entries <= _SHORT else 1, min(n_entries // (32 * THREAD_ENTRIES[has_alphas]), 32))
+    return max(least, min(n_entries // (32 * THREAD_ENTRIES[has_alphas]), 32))
 
 
 def _rates(alphas: Tensor | float, stand_in: Tensor) -> tuple[Tensor, int, int]:
