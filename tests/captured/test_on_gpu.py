@@ -490,25 +490,77 @@ def test_work_around_the_step_waits_for_it() -> None:
         assert total[0, 0] == sum(sum(j * j for j in range(i + 1)) for i in range(50))
 
 
-def test_modules_of_the_library_with_state() -> None:
-    """A codebook counts how often its codes are used."""
+class Codes(nn.Module):
+    """A codebook, which counts how often its codes are used and revives those that are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.codebook = sp.nn.SparseCodebook(8, N_INPUTS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.codebook(x)
+        objective: Tensor = (found.vectors - x).square().mean() + found.distortion.mean()
+        return objective
+
+
+class Normalized(nn.Module):
+    """Scores that are normalized over the batch, with running statistics, before a size is read."""
+
+    def __init__(self, *, learn_temperature: bool) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(N_INPUTS, 10), sp.nn.ScoreNorm(10, learn_temperature=learn_temperature))
+        self.decoder = nn.Linear(10, N_INPUTS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = sp.sparsemap(self.encoder(x), sp.Bits(10))
+        loss: Tensor = q.expect(lambda z, row: (self.decoder(z) - x[row]).square().mean(-1))
+        return (loss - 0.1 * q.entropy()).mean()
+
+
+class Routed(nn.Module):
+    """A router over candidates that differ from step to step, or over all options, which counts their use."""
+
+    def __init__(self, *, has_candidates: bool) -> None:
+        super().__init__()
+        self.router = sp.nn.Router(N_INPUTS, 50, temperature=2.0)
+        self.payload = nn.Parameter(torch.randn(50, N_INPUTS))
+        self.has_candidates = has_candidates
+
+    def forward(self, x: Tensor) -> Tensor:
+        candidates = (x * 1e4).long().remainder(51) - 1 if self.has_candidates else None  # -1 is none
+        q = self.router(x, candidates)
+        loss: Tensor = q.expect(lambda option, row: (self.payload[option] - x[row]).square().mean(-1))
+        return loss.mean()
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "SparseCodebook": Codes,
+    "ScoreNorm": lambda: Normalized(learn_temperature=False),
+    "ScoreNorm, temperature": lambda: Normalized(learn_temperature=True),
+    "Router": lambda: Routed(has_candidates=False),
+    "Router, candidates": lambda: Routed(has_candidates=True),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_of_the_library_with_state(name: str) -> None:
+    """Statistics, counters and weights are those of padded eager steps, to the last bit."""
     torch.manual_seed(0)
-    models = [sp.nn.SparseCodebook(8, N_INPUTS).to("cuda") for _ in range(2)]
+    models = [MODULES[name]().to("cuda") for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
     optimizers = [torch.optim.Adam(model.parameters(), lr=1e-3) for model in models]
 
     def make(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor], Any]:
         def step(x: Tensor) -> Any:
             optimizer.zero_grad()
-            found = model(x)
-            objective = (found.vectors - x).square().mean() + found.distortion.mean()
+            objective = model(x)
             objective.backward()
             optimizer.step()
             return {"objective": objective}
 
         return step
 
-    xs = batches(50)
+    xs = batches(N_STEPS)
     step = sp.capture(make(models[0], optimizers[0]))
     torch.manual_seed(1)  # codes are drawn from the global generator
     found = taken(step, xs)
@@ -517,8 +569,15 @@ def test_modules_of_the_library_with_state() -> None:
     with as_captured():
         wanted = taken(make(models[1], optimizers[1]), xs)
     assert_same_results(found, wanted)
-    for mine, theirs in zip(models[0].state_dict().values(), models[1].state_dict().values(), strict=True):
-        assert torch.equal(mine, theirs)
+    for mine, theirs in zip(models[0].modules(), models[1].modules(), strict=True):  # not all buffers are in state dicts
+        for tensors in (mine.named_parameters, mine.named_buffers):
+            others = dict(getattr(theirs, tensors.__name__)())
+            for key, value in tensors():
+                assert torch.equal(value, others[key]), key
+    if isinstance(models[0], Normalized):
+        assert models[0].encoder[1].get_buffer("seen").gt(0.9).all()
+    if isinstance(models[0], Routed):
+        assert models[0].router.n_queries == N_STEPS * BATCH
 
 
 def test_every_structure_and_batch_size_is_in_the_cases() -> None:
