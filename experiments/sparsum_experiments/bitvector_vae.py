@@ -167,12 +167,12 @@ class Model(torch.nn.Module):
         self.bit_order, self.temperature, self.entropy = args.bit_order, args.score_temperature, args.entropy
 
     def pixels(self, x: Tensor) -> Tensor:
-        """Grey levels scaled to [0, 1]."""
-        return x.float() / (self.n_levels - 1)
+        """Grey levels scaled to [0, 1], in the dtype of the weights."""
+        return x.to(self.levels.weight.dtype) / (self.n_levels - 1)
 
     def scores(self, x: Tensor) -> Tensor:
-        """One score per bit, in float32 also under autocast: (n, n_pixels) -> (n, n_bits)."""
-        scores: Tensor = self.inference(self.pixels(x)).float()
+        """One score per bit, in the dtype of the weights also under autocast: (n, n_pixels) -> (n, n_bits)."""
+        scores: Tensor = self.inference(self.pixels(x)).to(self.levels.weight.dtype)
         if self.centring is not None:
             scores = self.centring(scores)
         return scores / self.temperature

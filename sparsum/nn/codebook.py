@@ -131,10 +131,10 @@ class SparseCodebook(torch.nn.Module):
             is_revived = self.training and self.revive_after is not None
             if is_revived:
                 self._revive(parts.detach(), generator)
-            result = self._quantize(parts)
+            result = self._quantize(parts, x.dtype)
             if is_revived:
                 self._grow_older(result.usage.detach() > 0)
-        return result._replace(vectors=result.vectors.to(x.dtype))
+        return result
 
     def lookup(
         self,
@@ -152,6 +152,7 @@ class SparseCodebook(torch.nn.Module):
     def _quantize(
         self,
         parts: Tensor,  # shape: (*batch, groups, size)
+        dtype: torch.dtype,
     ) -> Quantized:
         # A copy, because the next step may revive codes before the gradient of this one is computed.
         codes = self.codes.to(parts.dtype, copy=True)
@@ -167,7 +168,8 @@ class SparseCodebook(torch.nn.Module):
         distortion = (weights * distances).sum() / max(distances[..., 0].numel(), 1)
         usage = q.usage
         perplexity = (-usage * log_of(usage)).sum(-1).exp()
-        return Quantized(embed(weights, codes).flatten(-2), indices, distortion, q, usage, perplexity)
+        vectors = embed(weights, codes).flatten(-2).to(dtype)
+        return Quantized(vectors, indices, distortion, q, usage, perplexity)
 
     @torch.no_grad()
     def _revive(

@@ -103,8 +103,10 @@ class Router(torch.nn.Module):
             q = self._among(x / scale, self._checked(candidates, x))
         if self.training:
             with torch.no_grad():
-                # Summed apart: added one by one, they would be lost beside a large count.
-                self.counts += torch.zeros_like(self.counts).index_add_(0, q.atoms, q.probs.to(self.counts.dtype))
+                # Summed apart: added one by one, they would be lost beside a large count. The order of sums is that of atoms
+                # on a GPU, too, where `index_add_` would take any.
+                probs = q.probs.to(self.counts.dtype)
+                self.counts += torch.zeros_like(self.counts).index_put_((q.atoms,), probs, accumulate=True)
                 self.n_queries += x[..., 0].numel()
         return q
 
@@ -136,11 +138,12 @@ class Router(torch.nn.Module):
         """The distribution over candidates, with options as atoms."""
         # A missing candidate repeats another one of its row, so that no other option gets a gradient.
         some = candidates.amax(-1, keepdim=True).clamp_min(0)
-        keys = torch.nn.functional.embedding(torch.where(candidates < 0, some, candidates), self.weight, sparse=self.sparse)
+        filled = torch.where(candidates < 0, some, candidates)
+        keys = torch.nn.functional.embedding(filled, self.weight, sparse=self.sparse)
         scores = (keys.to(x.dtype) @ x.unsqueeze(-1)).squeeze(-1)
         n = candidates.shape[-1]
         q = sparsemap(scores, OneOf(n), mask=_first_ones(candidates), max_atoms=self.max_atoms)
-        options = candidates.reshape(-1).index_select(0, q.row * n + q.atoms)
+        options = filled.reshape(-1).index_select(0, q.row * n + q.atoms)  # padding has one, too
         return q.with_atoms(options, OneOf(self.n_options))
 
     def _checked(self, candidates: Tensor, x: Tensor) -> Tensor:

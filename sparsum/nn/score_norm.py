@@ -116,7 +116,7 @@ class ScoreNorm(torch.nn.Module):
         is_finite = wide.isfinite()  # others would be NaN in the gradient of the scale, as 0 * inf
         result = torch.where(is_finite, (torch.where(is_finite, wide, 0.0) - mean) * scale, wide)
         kind = scores.device.type
-        is_mixed = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        is_mixed = kind != "meta" and torch.is_autocast_enabled(kind)
         return result if is_mixed else result.to(scores.dtype)
 
     def extra_repr(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor
@@ -21,7 +23,7 @@ SUMS = (se.Dense, se.Sparse, se.TopK, se.SparseMAP)
 def test_waits(name: str, device: str) -> None:
     case = CASES[name]
     structure = sp.Bits(10)
-    estimator = case if isinstance(case, AbstractEstimator) else case(structure)
+    estimator = copy.deepcopy(case) if isinstance(case, AbstractEstimator) else case(structure)  # other tests use it, too
     estimator = estimator.to(device)
     x, weight = scores(20, 10).to(device).requires_grad_(), scores(10, 5, seed=1).to(device)
     context = torch.zeros(20, CONTEXT, device=device)

@@ -32,7 +32,7 @@ from sparsum_experiments.training.steps import Steps
 from tests.experiments.training.test_loop import same_weights, without_times
 
 CPU = torch.device("cpu")
-#: Without noise. All but the first three compute in float32 whatever the weights are.
+#: Without noise.
 CASES = [("signal-game", method) for method in ("sparse", "dense", "entmax15")]
 CASES += [("bitvector-vae", method) for method in ("topk", "sparsemap", "topk-bound", "dense")]
 GAME = {"steps_per_epoch": 8, "epochs": 2, "batch_size": 9, "device": "cpu"}
@@ -42,8 +42,8 @@ NOISY = {"epochs": 2, "warm_epochs": 1, "batch_size": 33, "device": "cpu"}
 def experiment_of(name: str, method: str) -> AbstractExperiment:
     small = {"n_symbols": 16, "embedding": 8, "n_filters": 8} if name == "signal-game" else {"bits": 5}
     experiment = make_experiment(name, make_args(name, method, {"device": "cpu", "batch_size": 5} | small), CPU)
+    experiment.model.double()
     if isinstance(experiment, SignalGame):
-        experiment.model.double()
         train = dataclasses.replace(experiment.games.train, x=experiment.games.train.x.double())
         experiment.games = dataclasses.replace(experiment.games, train=train)
     return experiment
@@ -147,8 +147,7 @@ def test_two_processes_do_what_one_does_with_the_whole_batch(tmp_path: pathlib.P
 def check_steps(case: tuple[str, str], found: list[list[tuple[Step, list[torch.Tensor]]]]) -> None:
     """Shares of 3 and 2 examples, then of 1 and none: objective, terms, calls and gradients, on both ranks."""
     wanted = taken(Steps(experiment_of(*case), Fabric(accelerator="cpu", devices=1)))
-    tolerance = 1e-12 if case[0] == "signal-game" else 1e-5
-    close: dict[str, Any] = {"rtol": tolerance, "atol": tolerance, "check_dtype": False}
+    close: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-12, "check_dtype": False}
     for steps in found:
         for (step, gradients), (one, one_gradients) in zip(steps, wanted, strict=True):
             assert torch.equal(step.calls, one.calls)
