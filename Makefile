@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-browser test-peers test-ray test-integrations test-all check format bench report clean
+.PHONY: help demo test test-browser test-peers test-ray test-integrations test-all docs check format bench report clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -17,6 +17,10 @@ $(READY): pyproject.toml experiments/pyproject.toml constraints.txt
 
 demo: $(READY) ## The paper's three experiments on scikit-learn's digits: sparse sums beside dense sums and sampling
 	$(BIN)/sparsum demo
+
+docs: $(READY) ## The site, in docs/_build/html: any warning fails, tutorials are executed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs]' --editable ./experiments
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs docs/_build/html
 
 check: $(READY) ## Format, lint, types, import contracts and private names
 	$(BIN)/ruff format --check .
@@ -44,7 +48,7 @@ test-integrations: $(READY) ## Captured steps in loops of Lightning and accelera
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt pytorch-lightning accelerate
 	$(BIN)/python -m pytest --quiet -rs -m integrations tests/integrations
 
-test-all: test test-browser test-peers test-ray test-integrations demo ## All of it, the page in a browser, tests of peers, sweeps on Ray, Lightning and accelerate, the demo, the wheels, and recorded runs made again
+test-all: test docs test-browser test-peers test-ray test-integrations demo ## All of it, the site, the page in a browser, tests of peers, sweeps on Ray, Lightning and accelerate, the demo, the wheels, and recorded runs made again
 	$(BIN)/python -m pytest --quiet -rs -m slow
 
 format: $(READY) ## Format and fix what can be fixed

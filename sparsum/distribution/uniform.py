@@ -77,7 +77,7 @@ class UniformOver(Distribution):
         Samples are on the device of the generator, or on torch's default device if it is None; bits have the default dtype.
 
         Raises:
-            TypeError: if no sampler is registered for the structure; see `sparsum.structures.uniform.sample_uniform`.
+            TypeError: if no sampler is registered for the structure; see ``sparsum.structures.uniform.sample_uniform``.
         """
         check_generator(generator)
         shape = check_sample_shape(sample_shape) + self.batch_shape

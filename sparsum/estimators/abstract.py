@@ -33,7 +33,7 @@ class Needs(enum.Enum):
     BITS = "Bits"
 
     def is_met(self, structure: AbstractStructure) -> bool:
-        """Whether a structure meets this requirement; for `LIST`, the number of assignments is checked later."""
+        """Whether a structure meets this requirement; for ``LIST``, the number of assignments is checked later."""
         if self is Needs.GIBBS:
             return structure.has_partition
         if self is Needs.CHAIN:

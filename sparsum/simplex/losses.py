@@ -92,7 +92,7 @@ def entmax_loss(
 ) -> Tensor:
     """Fenchel-Young loss of `entmax`; for alpha = 1 this is the cross-entropy.
 
-    `entmax_bisect_loss` of the `entmax` package is ``reduction="none"``, and its alpha gets no gradient.
+    ``entmax_bisect_loss`` of the `entmax` package is ``reduction="none"``, and its alpha gets no gradient.
 
     >>> x, target = torch.tensor([[1.0, 0.0]]), torch.tensor([1])
     >>> entmax_loss(x, target, 1.0), torch.nn.functional.cross_entropy(x, target)

@@ -37,7 +37,7 @@ class Alignment(AbstractRagged, AbstractCompact):
     The paths of a grid, as in `sparsum.Paths`, in one step of a few operations for each frame; samples and sums take
     O(n * m) per example, the k best alignments O(n * m * k). SparseMAP has the solver `sparsum.solvers.Pulled` by default:
     its atoms are the quantiles of the token in each frame, in closed form. Where alignments are not observed, maximize
-    ``sparsum.Gibbs(scores, structure).log_partition``, as in `examples/alignment.py`.
+    ``sparsum.Gibbs(scores, structure).log_partition``, as in ``examples/alignment.py``.
 
     Args:
         n: the number of tokens, at least 1.

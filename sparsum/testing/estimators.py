@@ -120,13 +120,13 @@ def check_estimator(
 
     Args:
         estimator: the estimator, which is copied, or a function that returns one for a structure. The context has
-            `CONTEXT_SIZE` features.
+            ``CONTEXT_SIZE`` features.
         structures: small structures to check on.
         draws: the number of draws to average.
         seed: the seed of the problems and draws.
         device: the device of the scores, to which the estimator is moved.
         context: called with the shape of a batch, returns its context, (*batch, *features); for estimators that read
-            something other than `CONTEXT_SIZE` floats, for example the index of each example.
+            something other than ``CONTEXT_SIZE`` floats, for example the index of each example.
 
     Returns:
         The number of checks of each kind.
