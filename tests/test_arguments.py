@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -109,6 +112,19 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "hidden of words": (lambda: estimators.Relax(3, hidden=("a",)), TypeError, r"hidden\[0\] must be an int, got str"),  # type: ignore[arg-type]
     "network": (lambda: estimators.NVIL(network=3), TypeError, "network must be a torch.nn.Module, got int"),  # type: ignore[arg-type]
     "normalise": (lambda: estimators.NVIL(3, normalise=1), TypeError, "normalise must be a bool, got int"),  # type: ignore[arg-type]
+    "edges": (lambda: sp.Paths(None), TypeError, "edges must be an int64 tensor or a list of ints, got None"),  # type: ignore[arg-type]
+    "an edge without a head": (lambda: sp.Paths([(0, None)]), TypeError, "edges must be .* a list of ints, got"),  # type: ignore[list-item]
+    "atoms without dimensions": (
+        lambda: q.with_atoms(torch.tensor(3), sp.OneOf(3)),
+        ValueError,
+        r"atoms must have shape \(5, \*event_shape\), got \(\)",
+    ),
+    "atoms that are a list": (lambda: q.with_atoms([1, 2]), TypeError, "atoms must be a torch.Tensor, got list"),  # type: ignore[arg-type]
+    "structure of other atoms": (
+        lambda: q.with_atoms(q.atoms, 3),  # type: ignore[arg-type]
+        TypeError,
+        "structure must be an AbstractStructure or None, got int",
+    ),
     "noise": (lambda: estimators.Imle(noise=3), TypeError, r"noise must be a function noise\(shape, like, generator\)"),  # type: ignore[arg-type]
 }
 
@@ -152,3 +168,96 @@ def test_vmap_over_distributions_is_refused(structure: sp.AbstractStructure) -> 
     }.items():
         with pytest.raises(RuntimeError, match=f"{name} does not support torch.vmap"):
             torch.vmap(call)(scores)
+
+
+def test_a_diagnosis_says_why_gradients_are_unknown() -> None:
+    found = sp.diagnose(X, sp.OneOf(3), lambda z: z.double(), [estimators.ScoreFunction()], max_terms=0, reference_samples=0)
+    text = " ".join(str(found).split())
+    assert "-: unknown, because the assignments times examples are more than max_terms" in text
+    assert "distance, cosine: unknown, because the dense distribution was neither enumerated nor sampled" in text
+    known = sp.diagnose(X, sp.OneOf(3), lambda z: z.double(), [estimators.ScoreFunction()])
+    assert "unknown" not in str(known)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_queries_of_a_router_have_any_dtype(dtype: torch.dtype) -> None:
+    router, queries = sp.nn.Router(4, 3), torch.randn(2, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
+    found = router(queries)
+    assert found.probs.dtype == dtype
+    listed = router(queries, torch.arange(3).expand(2, 3))
+    torch.testing.assert_close(found.mean, listed.mean, atol=2e-2, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_atoms_in_many_rows_are_distinct_in_half_precision(dtype: torch.dtype) -> None:
+    """Neighbouring rows beyond 2048 are equal in half precision."""
+    n = 5000
+    q = sp.SparseDistribution(torch.ones(n, 2, dtype=dtype), torch.ones(n), torch.arange(n), structure=sp.Bits(2))
+    assert q.batch_shape == (n,)
+
+
+@pytest.mark.parametrize("most", [2**62, 2**63, 2**70])
+def test_weights_of_items_are_any_ints(most: int) -> None:
+    structure = sp.Knapsack((most // 2, most // 2, 4 * most), most)
+    assert structure.argmax(torch.ones(3)).tolist() == [1, 1, 0]
+    members = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 3)
+    assert structure.contains(members).tolist() == [True, False] * 4
+    q = sp.sparsemap(torch.tensor([0.3, 0.2, 0.9]), structure)
+    assert sp.SparseDistribution(q.atoms, q.probs, q.row, structure=structure).mean.shape == (1, 3)
+
+
+def test_deep_formulas_are_pickled_and_copied() -> None:
+    a, b = sp.Formula.variables(2)
+    formula = shared = a ^ b
+    for _ in range(3000):
+        formula = ~formula & shared
+    for made in (pickle.loads(pickle.dumps(formula)), copy.deepcopy(formula)):
+        assert repr(made) == repr(formula) == "Formula(2 variables, 6001 operations)"
+        for values in itertools.product((False, True), repeat=2):
+            assert made.fold(truth(values)) == formula.fold(truth(values))
+    structure = sp.DecisionDiagram(2, ~formula)
+    assert pickle.loads(pickle.dumps(structure)) == structure
+
+
+def truth(values: tuple[bool, ...]) -> Callable[[str, int, list[bool]], bool]:
+    """The truth of formulas of variables, not, and, and xor."""
+
+    def combine(kind: str, number: int, operands: list[bool]) -> bool:
+        known = {"variable": lambda: values[number], "not": lambda: not operands[0], "and": lambda: all(operands)}
+        return known[kind]() if kind in known else operands[0] != operands[1]
+
+    return combine
+
+
+SUMMED = [
+    sp.Paths([(0, 1), (0, 2), (1, 3), (2, 3), (0, 3)]),
+    sp.Alignment(2, 3),
+    sp.Segmentation(2, 2, 1),
+    sp.Knapsack((1, 2, 2), 3),
+    sp.Subset(3, 2),
+    sp.Budget(3, 2),
+    sp.Tree(3),
+    sp.ProjectiveTree(3),
+    sp.BinaryTree(3),
+    sp.DecisionDiagram(3, [[1, -2], [2, 3]]),
+    sp.Sequence(3, 2),
+    sp.Enumerated(torch.eye(3)),
+]
+
+
+@pytest.mark.parametrize("size", [1e25, 1e31, 1e37])
+@pytest.mark.parametrize("structure", SUMMED, ids=repr)
+def test_large_scores_are_not_taken_for_forbidden_ones(structure: sp.AbstractStructure, size: float) -> None:
+    """Of either sign, whether all are equal or one assignment wins by far."""
+    for sign in (1, -1):
+        equal = sp.Gibbs(torch.full(structure.score_shape, sign * size), structure)
+        drawn = equal.sample((50,), generator=torch.Generator().manual_seed(0))
+        assert bool(equal.log_prob(drawn).isfinite().all())
+        assert 0 <= equal.entropy() <= structure.log_count() + 1e-6
+        scores = sign * size * torch.rand(structure.score_shape, generator=torch.Generator().manual_seed(1))
+        best = structure.argmax(scores)
+        single = sp.Gibbs(scores, structure)
+        assert torch.equal(single.sample((5,)), best.expand(5, *best.shape))
+        assert single.log_prob(best) == 0
+        assert single.log_partition == pytest.approx(float(structure.score(scores[None], best[None], torch.zeros(1).long())))
+        assert torch.equal(single.mean, structure.vectors(best[None])[0].to(scores))

@@ -25,7 +25,11 @@ _DISTANCE = (
     "distance, cosine: of the mean gradient, from and with the gradient of the expected loss under the dense distribution, "
     "the same for all methods, {how}. A sparse sum is the gradient of another expectation: its distance is not an error."
 )
-_UNKNOWN = "distance, cosine: unknown, because the dense distribution can neither be enumerated nor sampled."
+_UNKNOWN = (
+    "distance, cosine: unknown, because the dense distribution was neither enumerated nor sampled: a larger max_terms lets "
+    "more assignments be enumerated, and reference_samples of at least 4 lets them be sampled."
+)
+_NO_BIAS = "-: unknown, because the assignments times examples are more than max_terms, or cannot be enumerated."
 _ADVICE = (
     "noise: the largest bias or distance that is due to finitely many draws. The variance is that of one step, and says "
     "nothing about the direction. Which method trains the best model, none of the columns tells: train some of them."
@@ -62,7 +66,8 @@ class Diagnosis:
             text.append("? larger than the noise of the draws, but declared unbiased: use more draws, or fix the estimator")
         notes = [f"{row.name}: {row.reason}" for row in self.rows if row.reason]
         if len(notes) < len(self.rows):
-            notes += [_BIAS, self._about_the_reference(), _ADVICE]
+            is_unknown = any(math.isnan(row.bias) for row in self.rows if not row.reason)
+            notes += [_BIAS, *[_NO_BIAS] * is_unknown, self._about_the_reference(), _ADVICE]
         text += [textwrap.fill(note, _WIDTH, subsequent_indent="    ") for note in notes]
         return "\n".join(line.rstrip() for line in text)
 

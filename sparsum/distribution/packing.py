@@ -11,6 +11,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from sparsum.arguments import kind_of
 from sparsum.segments import Segments
 from sparsum.simplex.blocks import support
 from sparsum.structures import AbstractStructure, OneOf
@@ -37,6 +38,12 @@ def broadcast_value(value: Tensor, batch_shape: torch.Size, event_shape: torch.S
             return value.expand(torch.broadcast_shapes(value.shape[:n_lead], batch_shape) + event_shape)
     wanted = ", ".join(["*sample_shape", *map(str, batch_shape + event_shape)])
     raise ValueError(f"value must have shape ({wanted}), or one that broadcasts to it, got {tuple(value.shape)}")
+
+
+def check_structure_or_none(structure: AbstractStructure | None) -> None:
+    """Raise a TypeError unless ``structure`` is a structure or None."""
+    if structure is not None and not isinstance(structure, AbstractStructure):
+        raise TypeError(f"structure must be an AbstractStructure or None, got {kind_of(structure)}")
 
 
 def n_rows_of(atoms: Tensor, probs: Tensor, row: Tensor, batch_shape: Sequence[int] | None) -> int:
@@ -97,7 +104,9 @@ def check_members(structure: AbstractStructure, atoms: Tensor, row: Tensor) -> N
 
 def check_distinct(atoms: Tensor, row: Tensor) -> None:
     """Raise a ValueError if an atom occurs twice in a row."""
-    named = torch.cat([row.unsqueeze(1), atoms.reshape(len(atoms), -1)], 1)  # rows become floats if atoms are
+    # Rows become floats if atoms are: in half precision, others would be equal.
+    entries = atoms.double() if atoms.is_floating_point() else atoms
+    named = torch.cat([row.unsqueeze(1), entries.reshape(len(atoms), -1)], 1)
     _, place, count = named.unique(dim=0, return_inverse=True, return_counts=True)
     if len(count) < len(atoms):
         first = int((count[place] > 1).nonzero()[0])

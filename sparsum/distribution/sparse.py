@@ -21,6 +21,7 @@ from sparsum.distribution.packing import (
     check_distinct,
     check_members,
     check_packed,
+    check_structure_or_none,
     n_rows_of,
     pack_dense,
     validates,
@@ -76,8 +77,7 @@ class SparseDistribution(Distribution):
         validate_args: bool | None = None,
     ) -> None:
         n_rows = n_rows_of(atoms, probs, row, batch_shape)
-        if structure is not None and not isinstance(structure, AbstractStructure):
-            raise TypeError(f"structure must be an AbstractStructure or None, got {type(structure).__name__}")
+        check_structure_or_none(structure)
         shape = torch.Size([n_rows] if batch_shape is None else batch_shape)
         if is_exact is not None and (not isinstance(is_exact, Tensor) or is_exact.dtype != torch.bool):
             kind = is_exact.dtype if isinstance(is_exact, Tensor) else type(is_exact).__name__
@@ -366,9 +366,11 @@ class SparseDistribution(Distribution):
             atoms: one for each atom of the distribution, distinct within each row, which is not checked.
             structure: the structure that they belong to; None if each is its own vector.
         """
-        if not isinstance(atoms, Tensor) or len(atoms) != len(self.atoms):
-            seen = f"shape {tuple(atoms.shape)}" if isinstance(atoms, Tensor) else type(atoms).__name__
-            raise ValueError(f"atoms must be a tensor of {len(self.atoms)} atoms, got {seen}")
+        if not isinstance(atoms, Tensor):
+            raise TypeError(f"atoms must be a torch.Tensor, got {type(atoms).__name__}")
+        check_structure_or_none(structure)
+        if atoms.shape[:1] != self.probs.shape:
+            raise ValueError(f"atoms must have shape ({len(self.probs)}, *event_shape), got {tuple(atoms.shape)}")
         return SparseDistribution.from_segments(
             atoms, self.probs, self._segments, self.batch_shape, structure, is_exact=self.is_exact
         )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparsum.segments import Segments
 from sparsum.structures import Potentials
-from sparsum.structures.log_space import FORBIDDEN, draw, draw_bits, infinite, shifted, take, weighted
+from sparsum.structures.log_space import draw, draw_bits, forbidden, infinite, shifted, take, weighted
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Chain:
         offset = peak.squeeze(-1)  # shape: (n_rows, length)
         if pairwise is None:
             first, steps = unary.log_softmax(-1).split([1, unary.shape[1] - 1], 1)
-            is_empty = (unary.detach().amax(-1) < FORBIDDEN / 2).any(-1)
+            is_empty = (unary.detach().amax(-1) < forbidden(unary.dtype) / 2).any(-1)
             return cls(first.squeeze(1), steps.unsqueeze(2), is_empty, (unary, offset))
         pairwise, pair_peak = shifted(pairwise.double(), (-1, -2))
         begin, steps = unary[:, 0], pairwise
@@ -46,7 +46,7 @@ class Chain:
             begin = begin + to_come
         total = begin.logsumexp(-1)
         log_partition = total + offset.sum(-1) + pair_peak.sum((-1, -2, -3))
-        return cls(begin.log_softmax(-1), steps, total.detach() < FORBIDDEN / 2, log_partition)
+        return cls(begin.log_softmax(-1), steps, total.detach() < forbidden(total.dtype) / 2, log_partition)
 
     @property
     def log_partition(self) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from sparsum.gibbs.chain import Chain
 from sparsum.segments import Segments
 from sparsum.structures import Bits, BoundScores, Scores
-from sparsum.structures.log_space import FORBIDDEN, finite, infinite, shifted, weighted
+from sparsum.structures.log_space import finite, forbidden, infinite, shifted, weighted
 from sparsum.structures.scores import unflatten
 
 # Rounding may leave up to this probability for a part that no assignment uses.
@@ -117,7 +117,7 @@ class SummedModel(AbstractModel):
         self.bound = bound
         self.choices, self.log_sum, totals, is_closed = self._sums(bound)
         self._log_partition = self.log_sum + totals
-        self.is_empty = is_closed | ~(self.log_sum.detach() > FORBIDDEN / 2)
+        self.is_empty = is_closed | ~(self.log_sum.detach() > forbidden(self.log_sum.dtype) / 2)
 
     @property
     def log_partition(self) -> Tensor:
@@ -144,8 +144,9 @@ class SummedModel(AbstractModel):
         return unflatten(mean if is_padding is None else mean.masked_fill(is_padding, 0.0), self.bound.scores)
 
     def entropy(self) -> Tensor:
-        r""":math:`\log S - \sum_i \mu_i \log \pi_i`."""
-        return self.log_sum - weighted(self.choices.flat, self._mean(), _ROUNDING).sum(-1)
+        r""":math:`\log S - \sum_i \mu_i \log \pi_i`, kept from 0 to its largest value where large scores cancel."""
+        found = self.log_sum - weighted(self.choices.flat, self._mean(), _ROUNDING).sum(-1)
+        return found.clamp(0.0, self.bound.structure.log_count())
 
     def divergence(self, other: Self) -> Tensor:
         r""":math:`\sum_i \mu_i (\log \pi_i - \log \pi'_i) - \log S + \log S'`."""
@@ -161,11 +162,11 @@ class SummedModel(AbstractModel):
         else:
             groups, peak = shifted(flat.unflatten(-1, (-1, group_size)))
             sums = groups.logsumexp(-1)
-            totals, is_closed = (sums + peak.squeeze(-1)).sum(-1), (sums.detach() < FORBIDDEN / 2).any(-1)
+            totals, is_closed = (sums + peak.squeeze(-1)).sum(-1), (sums.detach() < forbidden(sums.dtype) / 2).any(-1)
             flat = groups.log_softmax(-1).flatten(1)
         choices = bound.with_flat(infinite(flat))
         log_sum = bound.structure.log_partition(choices.scores)
-        log_sum = torch.where(log_sum == -torch.inf, FORBIDDEN, log_sum)
+        log_sum = torch.where(log_sum == -torch.inf, forbidden(log_sum.dtype), log_sum)
         return bound.with_flat(flat), log_sum, totals, is_closed
 
     def _mean(self) -> Tensor:

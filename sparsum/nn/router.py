@@ -97,7 +97,7 @@ class Router(torch.nn.Module):
         if candidates is None:
             if self.sparse:
                 raise ValueError("candidates must be given to a Router with sparse=True")
-            scores = torch.nn.functional.linear(x, self.weight) / scale
+            scores = torch.nn.functional.linear(x, self.weight.to(x.dtype)) / scale
             q = sparsemap(scores, OneOf(self.n_options), max_atoms=self.max_atoms)
         else:
             q = self._among(x / scale, self._checked(candidates, x))

@@ -86,6 +86,13 @@ class Formula:
         names = {part.number for part in parts if part.kind == "variable"}
         return f"Formula({len(names)} variables, {sum(part.kind != 'variable' for part in parts)} operations)"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy a list of all formulas, without recursion."""
+        parts = self._parts()
+        places = {id(part): place for place, part in enumerate(parts)}
+        rows = [(part.kind, part.number, tuple(places[id(each)] for each in part.operands)) for part in parts]
+        return _joined, (rows,)
+
     @property
     def n_variables(self) -> int:
         """One more than the number of the last variable; 0 without any."""
@@ -112,6 +119,14 @@ class Formula:
                 waiting.append((part, True))
                 waiting.extend((each, False) for each in part.operands)
         return list(found.values())
+
+
+def _joined(rows: list[tuple[Any, int, tuple[int, ...]]]) -> Formula:
+    """The last of several formulas, each with the places of its operands before it."""
+    parts: list[Formula] = []
+    for kind, number, places in rows:
+        parts.append(Formula(kind, number, tuple(parts[place] for place in places)))
+    return parts[-1]
 
 
 def _checked(formulas: Iterable[Any]) -> tuple[Formula, ...]:

@@ -80,8 +80,9 @@ class Knapsack(AbstractBitWalks):
         atoms: Tensor,  # shape: (n_atoms, n)
     ) -> Tensor:
         """Whether atoms are bits whose weights are not too large: (n_atoms,)."""
-        weights = torch.tensor(self.weights, device=atoms.device)
-        return ((atoms == 0) | (atoms == 1)).all(-1) & ((atoms.long() * weights).sum(-1) <= self.most)
+        most = self.most // _unit(tuple(self.weights))
+        steps = torch.tensor(_steps(tuple(self.weights), most), device=atoms.device)
+        return ((atoms == 0) | (atoms == 1)).all(-1) & ((atoms.long() * steps).sum(-1) <= most)
 
 
 def _unit(weights: tuple[int, ...]) -> int:
@@ -89,11 +90,17 @@ def _unit(weights: tuple[int, ...]) -> int:
     return math.gcd(*weights) or 1
 
 
+def _steps(weights: tuple[int, ...], most: int) -> list[int]:
+    """The weights in units, which may be any ints; what is too heavy is cut off, so that int64 holds their sum."""
+    return [min(weight // _unit(weights), most + 1) for weight in weights]
+
+
 @tensor_cache
 def _graph(weights: tuple[int, ...], most: int) -> Graph:
     """The graph, whose edges have items as parts, or the number of items."""
     unit, n = _unit(weights), len(weights)
-    most, steps = most // unit, [weight // unit for weight in weights]
+    most //= unit
+    steps = _steps(weights, most)
     edges, parts = [], []
     vertices, n_vertices, left = {0: 0}, 1, sum(steps)  # the vertex of each weight so far
     for item, step in enumerate(steps):

@@ -9,6 +9,13 @@ from sparsum.tensors import at_least_float32, number
 
 #: Replaces -inf, so that differences of infinities do not become NaN; sums of many of them fit into float32.
 FORBIDDEN = -1e30
+#: The same in float64, below all sums of scores that were given in float32.
+_FORBIDDEN_DOUBLE = -1e300
+
+
+def forbidden(dtype: torch.dtype) -> float:
+    """The number that replaces -inf in a dtype."""
+    return _FORBIDDEN_DOUBLE if dtype == torch.float64 else FORBIDDEN
 
 
 def draw(
@@ -38,14 +45,15 @@ def _search(probs: Tensor, uniform: Tensor) -> Tensor:
 
 
 def finite(scores: Tensor) -> Tensor:
-    """Convert scores to at least float32, and clamp them at `FORBIDDEN`, with zero gradient below; NaN is kept."""
+    """Convert scores to at least float32, and clamp them at `forbidden`, with zero gradient below; NaN is kept."""
     scores = at_least_float32(scores)
-    return torch.where(scores < FORBIDDEN, number(FORBIDDEN, scores), scores)
+    least = forbidden(scores.dtype)
+    return torch.where(scores < least, number(least, scores), scores)
 
 
 def infinite(log_probs: Tensor) -> Tensor:
     """Set forbidden log-probabilities to -inf; NaN is kept."""
-    return torch.where(log_probs < FORBIDDEN / 2, number(-torch.inf, log_probs), log_probs)
+    return torch.where(log_probs < forbidden(log_probs.dtype) / 2, number(-torch.inf, log_probs), log_probs)
 
 
 def weighted(values: Tensor, probs: Tensor, least: float = 0.0) -> Tensor:

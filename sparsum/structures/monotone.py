@@ -212,9 +212,8 @@ def _is_after(frames: Tensor, last: Tensor) -> Tensor:
 def _moves(values: Tensor) -> Tensor:
     """The probability that an alignment at a token has just moved there: (n_frames, n_rows, n_tokens)."""
     stay, move = values[:-1, :, 1:], values[:-1, :, :-1]
-    # Where both are forbidden, nothing ever is.
-    probs = torch.where(move == -torch.inf, 0.0, move - torch.where(stay == -torch.inf, move - 1e3, stay)).sigmoid()
-    probs = torch.where(move == -torch.inf, 0.0, probs)
+    probs = torch.where(stay == -torch.inf, 1.0, (move - stay).sigmoid())
+    probs = torch.where(move == -torch.inf, 0.0, probs)  # where both are forbidden, nothing ever is
     return torch.cat([torch.zeros_like(values[:1, :, 1:]), probs])
 
 

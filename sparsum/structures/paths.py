@@ -138,7 +138,7 @@ def _as_ints(name: str, values: Any) -> Tensor:
     """An int64 tensor on the CPU, regardless of the default device."""
     try:
         tensor = torch.as_tensor(values, device="cpu")
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name} must be an int64 tensor or a list of ints, got {values!r}"[:300]) from error
     if tensor.dtype != torch.int64 and tensor.numel():
         raise TypeError(f"{name} must be an int64 tensor or a list of ints, got {tensor.dtype}")

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparsum.structures.log_space import FORBIDDEN, draw, finite
+from sparsum.structures.log_space import draw, finite, forbidden
 
 
 def log_sum_of_trees(
@@ -211,7 +211,8 @@ def _graph(
     if single_root:
         return choices, at_root
     is_loop = torch.eye(choices.shape[-1], dtype=torch.bool, device=choices.device)
-    words = torch.cat([at_root.unsqueeze(-1), choices.masked_fill(is_loop, FORBIDDEN)], -1)
-    weights = torch.nn.functional.pad(words, (0, 0, 1, 0), value=FORBIDDEN)
-    root = torch.where(torch.arange(weights.shape[-1], device=weights.device) == 0, 0.0, FORBIDDEN)
-    return weights, root.double().expand(len(weights), -1)
+    never = forbidden(choices.dtype)
+    words = torch.cat([at_root.unsqueeze(-1), choices.masked_fill(is_loop, never)], -1)
+    weights = torch.nn.functional.pad(words, (0, 0, 1, 0), value=never)
+    root = torch.nn.functional.pad(weights.new_zeros(len(weights), 1), (0, weights.shape[-1] - 1), value=never)
+    return weights, root
