@@ -44,8 +44,8 @@ test-ray: $(READY) ## Sweeps on a cluster of Ray, with workers and nodes that ar
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' --editable './experiments[ray]'
 	$(BIN)/python -m pytest --quiet -rs -m ray tests/experiments/sweep
 
-test-integrations: $(READY) ## Captured steps in loops of Lightning and accelerate
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt pytorch-lightning accelerate
+test-integrations: $(READY) ## Pyro, Lightning and accelerate
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,pyro]' pytorch-lightning accelerate
 	$(BIN)/python -m pytest --quiet -rs -m integrations tests/integrations
 
 test-all: test docs test-browser test-peers test-ray test-integrations demo ## All of it, the site, the page in a browser, tests of peers, sweeps on Ray, Lightning and accelerate, the demo, the wheels, and recorded runs made again

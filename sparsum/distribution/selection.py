@@ -55,6 +55,21 @@ def keep_best(
     return atoms[place], torch.where(is_cut, found / kept.spread(kept.sum(found)), found), kept
 
 
+def pad(
+    atoms: Tensor,  # shape: (n_atoms, *event_shape)
+    probs: Tensor,  # shape: (n_atoms,)
+    segments: Segments,
+) -> tuple[Tensor, Tensor]:
+    """Tables of atoms, (n_rows, width, *event_shape), and probabilities, (n_rows, width), as wide as the longest row.
+
+    A shorter row is filled with its last atom, with probability 0.
+    """
+    width = read_sizes(segments.lengths.amax(), most=len(atoms))[0] if segments.n_rows else 0
+    offset, lengths = torch.arange(width, device=probs.device), segments.lengths.unsqueeze(1)
+    place = segments.starts.unsqueeze(1) + torch.minimum(offset, lengths - 1)
+    return atoms[place], torch.where(offset < lengths, probs[place], 0.0)
+
+
 def to_device(structure: AbstractStructure | None, device: torch.device) -> AbstractStructure | None:
     """Move the lengths of a structure, if it has any, to a device."""
     lengths = getattr(structure, "lengths", None)

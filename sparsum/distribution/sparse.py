@@ -26,7 +26,7 @@ from sparsum.distribution.packing import (
     pack_dense,
     validates,
 )
-from sparsum.distribution.selection import keep_best, take_rows, to_device
+from sparsum.distribution.selection import keep_best, pad, take_rows, to_device
 from sparsum.segments import Segments
 from sparsum.structures import AbstractStructure, OneOf, Scores
 
@@ -409,6 +409,21 @@ class SparseDistribution(Distribution):
             raise TypeError(f"to_dense requires a distribution over OneOf, got one over {self.structure!r}")
         dense: Tensor = self.mean
         return dense
+
+    def to_padded(self) -> tuple[Tensor, Tensor]:
+        """Tables of atoms, (*batch_shape, n, *event_shape), and of probabilities, (*batch_shape, n), for code without rows.
+
+        n is the largest number of atoms of a row. The last atom of a shorter row is repeated, with probability 0. On a GPU,
+        reading n costs one host-device synchronization.
+
+        >>> q = SparseDistribution.from_dense(torch.tensor([[0.25, 0.75, 0.0], [0.0, 1.0, 0.0]]))
+        >>> q.to_padded()
+        (tensor([[0, 1],
+                [1, 1]]), tensor([[0.2500, 0.7500],
+                [1.0000, 0.0000]]))
+        """
+        atoms, probs = pad(self.atoms, self.probs, self._segments)
+        return atoms.reshape(self.batch_shape + atoms.shape[1:]), probs.reshape(self.batch_shape + probs.shape[1:])
 
     def _sum(self, values: Tensor) -> Tensor:
         result = self._segments.sum(values)

@@ -13,7 +13,7 @@ from torch.autograd import gradcheck
 from torch.distributions import Categorical, kl_divergence
 
 import sparsum as sp
-from sparsum.segments import reading_sizes
+from sparsum.segments import Segments, reading_sizes
 from sparsum.structures.scores import as_tuple
 
 LENGTHS = torch.tensor([3, 1, 2, 3])
@@ -343,3 +343,31 @@ def test_padding_changes_nothing(name: str, is_within: bool) -> None:
 
 def test_a_distribution_on_the_meta_device_has_a_text() -> None:
     assert "device='meta'" in repr(sp.SparseDistribution.from_dense(torch.tensor([[0.5, 0.5]])).to("meta"))
+
+
+@pytest.mark.parametrize("batch_shape", [(4,), (2, 2), ()])
+def test_padded(batch_shape: tuple[int, ...]) -> None:
+    """Tables keep all mass and its gradient, and what fills them are atoms of the same row."""
+    scores = torch.randn((*batch_shape, 5), dtype=torch.float64, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    q = sp.sparsemap(scores, sp.Bits(5))
+    atoms, probs = q.to_padded()
+    width = int(q.n_atoms_per_row.max())
+    assert (atoms.shape, probs.shape) == ((*batch_shape, width, 5), (*batch_shape, width))
+    assert torch.equal((probs > 0).sum(-1), q.n_atoms_per_row)
+    assert (q.log_prob(atoms.movedim(-2, 0)) > -torch.inf).all()
+    weight = torch.randn(5, dtype=torch.float64)
+    ours, theirs = (atoms @ weight * probs).sum(-1), q.expect(lambda z: z @ weight)
+    torch.testing.assert_close(ours, theirs)
+    grads = [torch.autograd.grad(value.square().sum(), scores, retain_graph=True)[0] for value in (ours, theirs)]
+    torch.testing.assert_close(*grads)
+
+
+def test_padded_batches_without_rows_and_tables() -> None:
+    """An empty batch has a table without entries; rows of the same length stay as they are."""
+    atoms, probs = sp.SparseDistribution.from_dense(torch.zeros(0, 3)).to_padded()
+    assert (atoms.shape, probs.shape) == ((0, 0), (0, 0))
+    parts = torch.arange(4), torch.tensor([0.5, 0.5, 1.0, 0.0])
+    q = sp.SparseDistribution.from_segments(
+        *parts, Segments.regular(2, 2, torch.device("cpu")), torch.Size([2]), sp.OneOf(4)
+    )
+    assert all(torch.equal(table, part.view(2, 2)) for table, part in zip(q.to_padded(), parts, strict=True))
