@@ -46,7 +46,7 @@ test-ray: $(READY) ## Sweeps on a cluster of Ray, with workers and nodes that ar
 
 test-integrations: $(READY) ## Pyro, Lightning and accelerate
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,pyro]' pytorch-lightning accelerate
-	$(BIN)/python -m pytest --quiet -rs -m integrations tests/integrations
+	$(BIN)/python -m pytest --quiet -rs -m integrations tests/integrations tests/documentation
 
 test-all: test docs test-browser test-peers test-ray test-integrations demo ## All of it, the site, the page in a browser, tests of peers, sweeps on Ray, Lightning and accelerate, the demo, the wheels, and recorded runs made again
 	$(BIN)/python -m pytest --quiet -rs -m slow

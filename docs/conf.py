@@ -86,10 +86,14 @@ PUBLIC = [
     "sparsum.distributed",
     "sparsum.estimators",
     "sparsum.nn",
+    "sparsum.pyro",
     "sparsum.solvers",
     "sparsum.testing",
 ]
 
+
+#: Whose methods `sparsum.pyro` adds.
+PYRO = ("pyro.distributions.distribution", "pyro.distributions.torch_distribution")
 
 #: Stands for a colon while napoleon reads a docstring.
 COLON = "\ue000"
@@ -107,6 +111,11 @@ def prepare(app: Sphinx, what: str, name: str, obj: object, options: Any, lines:
         parts = re.split(r"(``.*?``|`.*?`|\$.*?\$)", line)
         parts[::2] = [re.sub(r"(?<![\\*\w])\*(?=[a-z_]+\b)(?!\*)", r"\\*", part) for part in parts[::2]]
         lines[i] = "".join(parts).replace(COLON, ":")
+
+
+def leave_out(app: Sphinx, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
+    """Leave out what `sparsum.pyro` adds to classes of the library: methods of Pyro."""
+    return True if getattr(getattr(obj, "fget", obj), "__module__", None) in PYRO else None
 
 
 def resolve(app: Sphinx, env: BuildEnvironment, node: Any, contnode: Any) -> Any:
@@ -161,5 +170,6 @@ def setup(app: Sphinx) -> None:
     """Connect the functions above."""
     app.connect("autodoc-process-docstring", hide_colons, priority=400)  # napoleon has 500
     app.connect("autodoc-process-docstring", prepare, priority=600)
+    app.connect("autodoc-skip-member", leave_out)
     app.connect("missing-reference", resolve)
     app.connect("env-check-consistency", check_names)

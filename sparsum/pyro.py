@@ -29,7 +29,7 @@ except ModuleNotFoundError as error:
 
 _SHOWN_ROWS = 5
 
-# What Pyro asks of a distribution beyond torch. Its mixin has a metaclass of its own, so they are registered with it.
+# What Pyro asks of a distribution beyond torch. Its mixin has a metaclass, so classes are registered and not derived.
 for _kind in (SparseDistribution, UniformOver, Gibbs):
     TorchDistributionMixin.register(_kind)
     for _name in ("__call__", "event_dim", "expand_by", "mask", "score_parts", "shape"):
@@ -39,11 +39,11 @@ for _kind in (SparseDistribution, UniformOver, Gibbs):
 class SparseEnum_ELBO(TraceEnum_ELBO):  # noqa: N801 (the names of Pyro's bounds are written like this)
     """An ELBO that sums over the atoms of sparse distributions in the guide, instead of all their values.
 
-    It is Pyro's `TraceEnum_ELBO` with another table of values: each site of the guide whose distribution is a
+    It is `pyro.infer.TraceEnum_ELBO` with another table of values: each site of the guide whose distribution is a
     `SparseDistribution`, over any structure, is enumerated in parallel over as many values as its largest row has atoms. The
     model is evaluated at these values alone, so it has to broadcast over a new dimension on the left, as it does for any
     parallel enumeration. Value and gradient are exact. Nothing has to be marked by ``infer``; a site with
-    ``infer={"num_samples": n}`` is sampled. Other sites are handled as by `TraceEnum_ELBO`.
+    ``infer={"num_samples": n}`` is sampled. Other sites are handled as by ``TraceEnum_ELBO``.
 
     >>> import pyro
     >>> import pyro.distributions as dist
@@ -60,7 +60,7 @@ class SparseEnum_ELBO(TraceEnum_ELBO):  # noqa: N801 (the names of Pyro's bounds
     4.0921
 
     Args:
-        kwargs: those of `TraceEnum_ELBO`, such as ``num_particles`` and ``max_plate_nesting``.
+        kwargs: those of ``TraceEnum_ELBO``, such as ``num_particles`` and ``max_plate_nesting``.
 
     Raises:
         ValueError: during inference, naming the site: if a dimension of the batch is in no `pyro.plate`, if the site should
@@ -81,7 +81,7 @@ class SparseEnum_ELBO(TraceEnum_ELBO):  # noqa: N801 (the names of Pyro's bounds
 
 
 class _OverAtoms(Messenger):
-    """Marks sparse sites of the guide for parallel enumeration over their atoms, which Pyro's `EnumMessenger` then does."""
+    """Marks sparse sites of the guide for parallel enumeration over their atoms, which Pyro then does."""
 
     def __init__(self, elbo: SparseEnum_ELBO) -> None:
         super().__init__()
