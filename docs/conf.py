@@ -6,6 +6,7 @@ import importlib
 import inspect
 import pathlib
 import re
+import sys
 import types
 from typing import Any
 
@@ -166,8 +167,16 @@ def is_documented(package: str, name: str, value: object, documented: set[str]) 
     )
 
 
+def draw(app: Sphinx) -> None:
+    """Draw the structures anew."""
+    sys.path.insert(0, str(ROOT / "docs"))
+    drawings = importlib.import_module("drawings")
+    drawings.write(ROOT / "docs" / "_static" / "structures")
+
+
 def setup(app: Sphinx) -> None:
     """Connect the functions above."""
+    app.connect("builder-inited", draw)
     app.connect("autodoc-process-docstring", hide_colons, priority=400)  # napoleon has 500
     app.connect("autodoc-process-docstring", prepare, priority=600)
     app.connect("autodoc-skip-member", leave_out)
