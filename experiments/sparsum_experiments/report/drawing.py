@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -60,6 +60,15 @@ _LOOK: dict[str, Any] = {
         "labelPadding": 5,
     },
 }
+# What the layers read of their rows, besides places and colours.
+_FIELDS = {
+    "lines": ["low", "high", "style", "order"],
+    "bars": ["x2", "y2"],
+    "marks": ["shape"],
+    "names": ["x2", "y2", "text"],
+}
+# Lines and bands end at the frame, and what cannot be shown leaves a gap.
+_PATH = {"clip": True, "invalid": "break-paths-filter-domains"}
 # Vega marks up each element for screen readers; here the whole picture is one image with a description.
 _KEPT = re.compile(r"d|transform|x2|y2|fill|stroke(-width|-dasharray)?|text-anchor|clip-path|opacity")
 _CUT_NOTE = "Some values, of the first epochs or of spikes, are outside the frame."
@@ -118,44 +127,58 @@ class Figure:
 
         The name is the figure's id on the page.
         """
-        import altair
         import vl_convert
 
-        def layer(data: str, kind: str, **mark: Any) -> altair.Chart:
+        def layer(data: str, kind: str, *, mark: Mapping[str, Any] | None = None, **places: Any) -> dict[str, Any]:
             """Colours are in the data, without a scale."""
-            chart: altair.Chart = getattr(altair.Chart(altair.NamedData(data)), f"mark_{kind}")(**mark)
-            paint = altair.Stroke if kind in {"line", "rule"} else altair.Fill
-            return chart.encode(paint("colour:N", scale=None))
+            paint = {"field": "colour", "type": "nominal", "scale": None}
+            encoding = {"stroke" if kind in {"line", "rule"} else "fill": paint, **places}
+            return {"data": {"name": data}, "mark": {"type": kind, **(mark or {})}, "encoding": encoding}
 
-        def axis(axis: Axis, label: str, **options: Any) -> dict[str, Any]:
+        def pixels(field: str) -> dict[str, Any]:
+            return {"field": field, "type": "quantitative", "scale": None}
+
+        def axis(field: str, axis: Axis, label: str, **options: Any) -> dict[str, Any]:
             options |= {"values": ticks} if (ticks := axis.ticks(label)) else {"tickCount": 6}
-            kind: Any = "log" if axis.is_logarithmic else "linear"
-            scale = altair.Scale(domain=axis.domain, nice=False, zero=False, type=kind)
-            return {"scale": scale, "title": printable(label), "axis": altair.Axis(format=".6~g", **options)}
+            scale = {"domain": axis.domain, "nice": False, "zero": False, "type": "log" if axis.is_logarithmic else "linear"}
+            look = {"scale": scale, "title": printable(label), "axis": {"format": ".6~g", **options}}
+            return {"field": field, "type": "quantitative", **look}
 
-        x = altair.X("x:Q", **axis(self.x, self.x_label, grid=False, titleY=34))
-        y = axis(self.y, self.y_label, titleX=-50, ticks=False, domain=False)
+        def upright(field: str) -> dict[str, Any]:
+            return axis(field, self.y, self.y_label, titleX=-50, ticks=False, domain=False)
+
+        x = axis("x", self.x, self.x_label, grid=False, titleY=34)
         styles = sorted(set(self.data["style"].tolist()))
-        dashes = altair.Scale(domain=styles, range=[_DASHES[style % len(_DASHES)] for style in styles])
-        path: dict[str, Any] = {"clip": True, "invalid": "break-paths-filter-domains"}
-        thin: dict[str, Any] = {"strokeWidth": 1, "opacity": 0.4} if self.has_marks else {"strokeWidth": 1.8}
-        pixels: dict[str, Any] = {"x": altair.X("x:Q", scale=None), "y": altair.Y("y:Q", scale=None)}
-        chart = altair.layer(
-            layer("lines", "area", opacity=0.16, **path).encode(x, altair.Y("low:Q", **y), y2="high:Q"),
-            layer("lines", "line", **thin, **path).encode(
-                x, altair.Y("y:Q", **y), altair.StrokeDash("style:O", scale=dashes, legend=None), altair.Order("order:Q")
-            ),
-            layer("names", "rule", strokeWidth=0.8, opacity=0.6, strokeDash=[1, 3]).encode(**pixels, x2="x2:Q", y2="y2:Q"),
-            layer("bars", "rule", strokeWidth=1.5).encode(**pixels, x2="x2:Q", y2="y2:Q"),
-            layer("marks", "point", filled=True, size=42).encode(altair.Shape("shape:N", scale=None), **pixels),
-            layer("names", "text", align="left", dx=12, baseline="middle").encode(text="text:N", **pixels),
-        ).properties(
-            width=WIDTH,
-            height=self.plot_height,
-            padding={"left": LEFT, "top": TOP, "right": _RIGHT, "bottom": _BOTTOM},
-            autosize=altair.AutoSizeParams(type="none"),
-        )
-        spec = chart.configure(**_LOOK).to_dict() | {"datasets": self._layers()}
+        dashes = {"domain": styles, "range": [_DASHES[style % len(_DASHES)] for style in styles]}
+        dash = {"field": "style", "type": "ordinal", "scale": dashes, "legend": None}
+        order = {"field": "order", "type": "quantitative"}
+        thin = {"strokeWidth": 1, "opacity": 0.4} if self.has_marks else {"strokeWidth": 1.8}
+        place = {"x": pixels("x"), "y": pixels("y")}
+        ends = {**place, "x2": {"field": "x2"}, "y2": {"field": "y2"}}
+        look = {"strokeWidth": 0.8, "opacity": 0.6, "strokeDash": [1, 3]}
+        text = {"align": "left", "dx": 12, "baseline": "middle"}
+        spec = {
+            "width": WIDTH,
+            "height": self.plot_height,
+            "padding": {"left": LEFT, "top": TOP, "right": _RIGHT, "bottom": _BOTTOM},
+            "autosize": {"type": "none"},
+            "config": _LOOK,
+            "layer": [
+                layer("lines", "area", mark={"opacity": 0.16, **_PATH}, x=x, y=upright("low"), y2={"field": "high"}),
+                layer("lines", "line", mark={**thin, **_PATH}, x=x, y=upright("y"), strokeDash=dash, order=order),
+                layer("names", "rule", mark=look, **ends),
+                layer("bars", "rule", mark={"strokeWidth": 1.5}, **ends),
+                layer(
+                    "marks",
+                    "point",
+                    mark={"filled": True, "size": 42},
+                    shape={"field": "shape", "type": "nominal", "scale": None},
+                    **place,
+                ),
+                layer("names", "text", mark=text, text={"field": "text", "type": "nominal"}, **place),
+            ],
+            "datasets": self._layers(),
+        }
         return self._tidied(name, vl_convert.vegalite_to_svg(spec))
 
     def _layers(self) -> dict[str, list[dict[str, Any]]]:
@@ -182,7 +205,7 @@ class Figure:
             "marks": pandas.concat([*(self._marked(rows) for _, rows in placed.groupby("style", sort=False)), names]),
             "names": names,
         }
-        return {name: rows.astype(object).where(rows.notna(), None).to_dict("records") for name, rows in layers.items()}
+        return {name: _records(rows[["x", "y", "colour", *_FIELDS[name]]]) for name, rows in layers.items()}
 
     def _placed(self, rows: DataFrame, x: str, y: str) -> DataFrame:
         """Rows with the places of two columns as x and y; NaN where a value cannot be shown."""
@@ -278,6 +301,12 @@ def _numbers(rows: DataFrame) -> dict[str, Any]:
         return found | {name: _rounded(value) for name, value in numbers.items()}
     lists = {name: [_rounded(value) for value in rows[name]] for name in ("x", "y", "low", "high")}
     return found | lists if rows.low.notna().any() else found | lists | {"low": [], "high": []}
+
+
+def _records(rows: DataFrame) -> list[dict[str, Any]]:
+    """The rows for JSON, which does not have NaN."""
+    columns = {name: [None if value != value else value for value in values.tolist()] for name, values in rows.items()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _rounded(value: float) -> float | None:

@@ -38,12 +38,11 @@ def statistic(values: Sequence[float]) -> Statistic:
     >>> statistic([1.0, 3.0])
     Statistic(mean=2.0, error=1.0, n=2)
     """
-    import pandas  # 0.3 s that `sparsum --help` does without
-
-    series = pandas.Series(values, dtype=float)
+    found = np.asarray(values, dtype=float)
     with np.errstate(all="ignore"):  # a run that diverged is reported, too: its NaN is not skipped
-        mean, error = float(series.mean(skipna=False)), float(series.sem(skipna=False))
-    return Statistic(mean, error if len(series) > 1 else None, len(series))
+        mean = float(found.mean())
+        error = float(found.std(ddof=1) / math.sqrt(len(found))) if len(found) > 1 else None
+    return Statistic(mean, error, len(found))
 
 
 def fixed(value: float, digits: int) -> str:

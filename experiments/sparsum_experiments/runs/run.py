@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -28,7 +29,7 @@ class Run:
     path: pathlib.Path  # its folder; of a record, its place in the file of records
     experiment: str
     args: dict[str, Any]  # all options
-    lines: list[dict[str, Any]]  # the metrics of each epoch, as in ``metrics.jsonl``
+    lines: Sequence[dict[str, Any]]  # the metrics of each epoch, as in ``metrics.jsonl``
     test: dict[str, float]  # the metrics of ``evaluation.json`` without standard errors; empty before `sparsum evaluate`
     command: str = ""  # what was typed
     problem: str = ""  # what could not be read, as a sentence
@@ -50,18 +51,18 @@ class Run:
         """The validation metrics of the last epoch."""
         return cast("dict[str, float]", self.lines[-1]["validation"])
 
-    @property
+    @functools.cached_property
     def calls(self) -> float | None:
         """Decoder calls per training example, the mean over all epochs: the cost of training; None if not counted."""
         return sum(self.calls_by_epoch) / len(self.lines) if self.calls_by_epoch else None
 
-    @property
+    @functools.cached_property
     def calls_by_epoch(self) -> list[float]:
         """Decoder calls per training example at every epoch; empty if not counted."""
         calls = [line.get("calls", {}).get("mean") for line in self.lines]
         return [] if None in calls else calls
 
-    @property
+    @functools.cached_property
     def seconds(self) -> float:
         """Of training, without validation."""
         return sum(float(line.get("seconds", 0.0)) for line in self.lines)

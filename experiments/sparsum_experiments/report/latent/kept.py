@@ -22,7 +22,6 @@ from sparsum_experiments.report.summary import Summary, rank
 from sparsum_experiments.runs import Run, RunFolder, rounded
 from sparsum_experiments.runs.schema import Whole, check
 from sparsum_experiments.seeds import generator_for
-from sparsum_experiments.training.evaluate import restore_experiment
 
 VIEWS: dict[str, type[AbstractView]] = {"ssvae": ClassesView, "signal-game": SymbolsView, "bitvector-vae": BitsView}
 _REPEATED = ("data", "method", "bits", "seed")
@@ -84,6 +83,9 @@ def latent_of_run(path: pathlib.Path, data_dir: str | None = None) -> Latent:
     Raises:
         NoView: if the checkpoint or the data is missing or of another kind than this version knows.
     """
+    # A page of records needs no training, whose imports take 140 MB.
+    from sparsum_experiments.training.evaluate import restore_experiment
+
     try:
         experiment, _ = restore_experiment(path, device="cpu", data_dir=data_dir)
         with torch.no_grad():
