@@ -49,7 +49,8 @@ def sparsemax(local_scores: Tensor, group: dist.ProcessGroup | None = None) -> T
     Raises:
         RuntimeError: if torch.distributed is not initialized.
         TypeError: if ``local_scores`` does not have a floating-point dtype.
-        ValueError: in all processes, if their numbers of rows differ.
+        ValueError: in all processes, if their numbers of rows, dtypes or values of alpha differ; in a process that ``group``
+            does not contain.
     """
     return entmax(local_scores, 2.0, group)
 
@@ -78,7 +79,7 @@ def sparsemap(local_scores: Tensor, group: dist.ProcessGroup | None = None, *, a
 
     Raises:
         RuntimeError, TypeError: as for `sparsemax`.
-        ValueError: in all processes, if their numbers of rows differ, or if a row contains NaN or is fully masked.
+        ValueError: as for `sparsemax`; in all processes, if a row contains NaN or is fully masked.
     """
     rows = _rows_of(local_scores, alpha, group)
     probs, flat, row, total = _Solve.apply(rows, float(alpha), group)
@@ -237,15 +238,28 @@ def _rows_of(local_scores: Tensor, alpha: float, group: dist.ProcessGroup | None
         raise ValueError(f"alpha must be above 1 and at most 2 for sharded scores, got {alpha}")
     if not dist.is_initialized():
         raise RuntimeError("torch.distributed is not initialized; call torch.distributed.init_process_group first")
+    if dist.get_rank(group) < 0:
+        raise ValueError("group must contain this process")
     n_rows = local_scores.shape[:-1].numel()
-    # Before any reduction over the rows, which would hang or mix up rows if their numbers differed.
-    limits = torch.tensor([n_rows, -n_rows], device=local_scores.device)
+    # Before any reduction over the rows, which would hang or mix up rows if these differed.
+    own = (n_rows, torch.finfo(local_scores.dtype).eps, alpha)
+    limits = torch.tensor([*own, *(-value for value in own)], dtype=torch.float64, device=local_scores.device)
     dist.all_reduce(limits, dist.ReduceOp.MAX, group=group)
-    most, least = limits.tolist()[0], -limits.tolist()[1]
-    if most != least:
+    most, least = limits[:3].tolist(), (-limits[3:]).tolist()
+    if most[0] != least[0]:
         raise ValueError(
             f"local_scores must have the same batch in all processes of the group, got {n_rows} rows here and between "
-            f"{least} and {most} in the group"
+            f"{least[0]:.0f} and {most[0]:.0f} in the group"
+        )
+    if most[1] != least[1]:
+        raise ValueError(
+            f"local_scores must have the same dtype in all processes of the group, got {local_scores.dtype} here and "
+            "another one elsewhere"
+        )
+    if most[2] != least[2]:
+        raise ValueError(
+            f"alpha must be the same in all processes of the group, got {alpha} here and between {least[2]} and {most[2]} "
+            "in the group"
         )
     return local_scores.reshape(n_rows, local_scores.shape[-1]).to(compute_dtype(local_scores))
 

@@ -146,6 +146,58 @@ def test_distributions_and_what_is_wrong() -> None:
         assert "rows here and between 1 and 2 in the group" in messages[1]
 
 
+def test_processes_that_do_not_agree() -> None:
+    """Another dtype, alpha or group in one process is an error in all of them, and none waits."""
+    x = torch.linspace(-1, 1, 6).view(2, 3)
+    cases: list[Callable[[int], Any]] = [
+        lambda rank: sp.distributed.sparsemap(x.double() if rank else x),
+        lambda rank: sp.distributed.sparsemax(x.half() if rank else x.bfloat16()),
+        lambda rank: sp.distributed.entmax(x, 1.5 if rank else 2.0),
+    ]
+
+    def body(rank: int) -> list[str]:
+        messages = []
+        for case in cases:
+            with pytest.raises(ValueError) as caught:  # noqa: PT011 (the messages are compared below)
+                case(rank)
+            messages.append(str(caught.value))
+        group = dist.new_group([0])
+        if rank == 0:
+            torch.testing.assert_close(sp.distributed.sparsemax(x, group), sp.sparsemax(x))
+        else:
+            with pytest.raises(ValueError, match="group must contain this process"):
+                sp.distributed.sparsemax(x, group)
+        return messages
+
+    found = in_processes(2, body)
+    for messages, dtypes, alpha in zip(found, (("float32", "bfloat16"), ("float64", "float16")), (2.0, 1.5), strict=True):
+        for message, dtype in zip(messages[:2], dtypes, strict=True):
+            assert f"the same dtype in all processes of the group, got torch.{dtype} here" in message
+        assert f"got {alpha} here and between 1.5 and 2.0 in the group" in messages[2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    """Half precision: probabilities and expected losses are those of one process, with an empty shard and an empty batch."""
+    x = scores()[[0, 1, 4]].to(dtype)
+    table = torch.linspace(-1, 2, x.shape[1])
+
+    def body(rank: int) -> Any:
+        mine = shards(4)[rank]
+        nothing = sp.distributed.sparsemax(x[:0, mine])
+        assert nothing.shape == x[:0, mine].shape
+        expected = sp.distributed.sparsemap(x[:, mine]).expect(lambda z: table[z])
+        assert not len(sp.distributed.sparsemap(x[:0, mine]).expect(lambda z: table[z]))
+        return sp.distributed.sparsemax(x[:, mine]).float().numpy(), expected.float().numpy()
+
+    found = in_processes(4, body)
+    wanted = sp.sparsemax(x)
+    joined = torch.cat([torch.from_numpy(probs) for probs, _ in found], -1)
+    torch.testing.assert_close(joined, wanted.float(), atol=0, rtol=0)
+    for _, expected in found:
+        torch.testing.assert_close(torch.from_numpy(expected), wanted.float() @ table, atol=2e-2, rtol=0)
+
+
 def test_long_rows() -> None:
     """Long enough to be read in blocks, in one process regular and in the other with infinities."""
     x = torch.randn(3, 40_000, generator=torch.Generator().manual_seed(0))
