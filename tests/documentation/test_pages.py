@@ -7,6 +7,8 @@ import importlib.util
 import pathlib
 import re
 import shlex
+import sys
+import types
 
 import click
 import pytest
@@ -49,11 +51,13 @@ def test_the_code_of_a_page_runs(page: pathlib.Path, tmp_path: pathlib.Path, mon
     (tmp_path / "results").symlink_to(ROOT / "results")
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    names: dict[str, object] = {"__name__": "page"}
+    module = types.ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)  # dataclasses look up their module
+    names: dict[str, object] = vars(module)
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS, verbose=False)
     for language, text, line in blocks_of(page, "python", "pycon"):
         if language == "python":
-            exec(compile("\n" * line + text, str(page), "exec"), names)
+            exec(compile("\n" * line + text, str(page), "exec", dont_inherit=True), names)
         else:
             example = doctest.DocTestParser().get_doctest(text, {}, name_of(page), str(page), line)
             example.globs = names
