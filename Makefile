@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-browser test-peers test-ray test-integrations test-all docs check format bench report clean
+.PHONY: help demo test fuzz test-browser test-peers test-ray test-integrations test-all docs check format bench report clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -31,6 +31,9 @@ check: $(READY) ## Format, lint, types, import contracts and private names
 
 test: check ## All checks, and all tests that need neither a browser nor Ray nor minutes each
 	$(BIN)/python -m pytest --numprocesses=2 --quiet
+
+fuzz: $(READY) ## Properties of everything public on 100,000 random cases, for half an hour; make fuzz SEED=1 CASES=1000 tries others
+	$(BIN)/python -m tests.properties.fuzz --cases $(or $(CASES),100000) --seed $(or $(SEED),0)
 
 test-browser: $(READY) ## The page of `sparsum report` in a browser: a chromium that is installed, or playwright's own
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,browser]' --editable ./experiments

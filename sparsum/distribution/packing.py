@@ -106,7 +106,7 @@ def check_distinct(atoms: Tensor, row: Tensor) -> None:
     """Raise a ValueError if an atom occurs twice in a row."""
     # Rows become floats if atoms are: in half precision, others would be equal.
     entries = atoms.double() if atoms.is_floating_point() else atoms
-    named = torch.cat([row.unsqueeze(1), entries.reshape(len(atoms), -1)], 1)
+    named = torch.cat([row.unsqueeze(1), entries.unsqueeze(1).flatten(1)], 1)
     _, place, count = named.unique(dim=0, return_inverse=True, return_counts=True)
     if len(count) < len(atoms):
         first = int((count[place] > 1).nonzero()[0])

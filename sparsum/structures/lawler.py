@@ -49,7 +49,21 @@ def kbest(bound: BoundScores, k: int) -> Tensor:
           https://doi.org/10.1287/opre.16.3.682
     """
     check_int("k", k, least=1)
-    search = _Search.of(bound)
+    flat = bound.flat.detach().double()
+    nearer = _compressed(flat)
+    atoms = _found(_Search.of(bound, nearer), k)
+    # Which assignments use parts that were brought nearer: the last ones, but their order is that of logarithms.
+    is_low = nearer != flat
+    if bool(is_low.any()):
+        again = (_rank(bound, atoms, is_low) == 1).any(-1).nonzero().squeeze(-1)
+        if len(again):
+            atoms[again] = _in_order(bound.select(again), atoms[again], is_low[again], k)
+    # Convert floating-point atoms back to the dtype of the scores; argmax received the scores as float64.
+    return atoms.to(bound.dtype) if atoms.dtype == torch.float64 else atoms
+
+
+def _found(search: _Search, k: int) -> Tensor:
+    """The k best atoms of each row: (n_rows, n_best, *event_shape)."""
     n_rows, n_parts = search.flat.shape
     row = torch.arange(n_rows, device=search.flat.device)
     root = search.solve(row, torch.zeros(n_rows, n_parts, dtype=torch.int8, device=row.device))
@@ -61,9 +75,30 @@ def kbest(bound: BoundScores, k: int) -> Tensor:
         if pool.value.shape[1] == 0:
             break
         found.append(pool.map(lambda tensor: tensor[:, 0]))
-    atoms = _collect(found)
-    # Convert floating-point atoms back to the dtype of the scores; argmax received the scores as float64.
-    return atoms.to(bound.dtype) if atoms.dtype == torch.float64 else atoms
+    return _collect(found)
+
+
+def _in_order(
+    bound: BoundScores,
+    atoms: Tensor,  # shape: (n_rows, n_best, *event_shape)
+    is_low: Tensor,  # shape: (n_rows, n_parts)
+    k: int,
+) -> Tensor:
+    """The same number of best atoms, of which those with low parts are in the order of the scores."""
+    other = _found(_Search.of(bound, bound.flat.detach().double()), k)
+    order = _rank(bound, other, is_low).argsort(dim=1, stable=True)
+    place = torch.arange(atoms.shape[1], device=atoms.device).clamp_max(other.shape[1] - 1)
+    every = torch.arange(len(atoms), device=atoms.device).unsqueeze(-1)
+    is_low_one = (_rank(bound, atoms, is_low) == 1).reshape(*atoms.shape[:2], *[1] * (atoms.ndim - 2))
+    return torch.where(is_low_one, other[every, order[:, place]], atoms)
+
+
+def _rank(bound: BoundScores, atoms: Tensor, is_low: Tensor) -> Tensor:
+    """2 for atoms, (n_rows, n, *event_shape), with forbidden parts, 1 for those with low parts, else 0: (n_rows, n)."""
+    row = bound.row(atoms.shape[1])
+    used = flatten(bound.structure.select(row).vectors(atoms.flatten(0, 1))) != 0
+    is_forbidden = (used & (bound.flat[row] == -torch.inf)).any(-1)
+    return torch.where(is_forbidden, 2, (used & is_low[row]).any(-1).long()).reshape(atoms.shape[:2])
 
 
 #: Scores below minus this are very low.
@@ -95,11 +130,9 @@ class _Search:
     bonus: Tensor  # shape: (n_rows, 1)
 
     @classmethod
-    def of(cls, bound: BoundScores) -> _Search:
-        """Create the search over bound scores."""
-        flat = bound.flat.detach().double()
+    def of(cls, bound: BoundScores, flat: Tensor) -> _Search:
+        """Create the search over bound scores, for which others stand in float64, (n_rows, n_parts)."""
         is_forbidden = flat == -torch.inf
-        flat = _compressed(flat)
         flat = torch.where(is_forbidden, -_margin(torch.where(is_forbidden, 0.0, flat)), flat)
         return cls(bound, flat, _margin(flat))
 
@@ -136,12 +169,12 @@ class _Search:
 
 
 def _compressed(flat: Tensor) -> Tensor:
-    """Scores that are very low beside others, brought nearer in their order: next to them, sums would lose all digits."""
-    is_low = flat < -_LOW
-    rest = torch.where(flat.abs() < _LOW, flat, 0.0)
-    is_beside = (flat.abs() < _LOW).any(-1, keepdim=True)
+    """Scores that are lower than any sum of the others, brought nearer: next to them, sums would lose all digits."""
+    is_low = (flat < -_LOW) & (flat > -torch.inf)
+    rest = torch.where(flat < -_LOW, 0.0, flat)
+    is_beside = (rest != 0).any(-1, keepdim=True) & ~(is_low & (flat >= -_margin(rest))).any(-1, keepdim=True)
     nearer = -_margin(rest) * (1 + (-flat / _LOW).clamp(1.0, torch.finfo(flat.dtype).max).log10())
-    return torch.where(is_low & is_beside & (flat > -torch.inf), nearer, flat)
+    return torch.where(is_low & is_beside, nearer, flat)
 
 
 def _margin(flat: Tensor) -> Tensor:
