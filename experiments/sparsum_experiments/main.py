@@ -24,10 +24,23 @@ def main(words: list[str] | None = None) -> NoReturn:
     except BaseException as error:
         # Libraries that are being imported may turn an interrupt into an error of their own.
         if interrupts or isinstance(error, KeyboardInterrupt):
+            _leave(130)
             sys.exit(130)
+        if isinstance(error, SystemExit):
+            _leave(error.code)
         raise
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _leave(status: object) -> None:
+    """End at once a process that has joined others: nothing is left to do, and threads of torch can block its normal end."""
+    ranks = sys.modules.get("sparsum_experiments.training.ranks")
+    if ranks is None or ranks.joined_ranks() is None:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status if isinstance(status, int) else 0 if status is None else 1)
 
 
 def _is_being_imported(name: str) -> bool:
@@ -56,8 +69,11 @@ def _run(words: list[str] | None) -> NoReturn:
         sys.exit(130)
     except Stopped as error:
         from sparsum_experiments.runs import RunFolder
+        from sparsum_experiments.training.ranks import joined_ranks
         from sparsum_experiments.training.start import resume_command
 
+        if (ranks := joined_ranks()) and not ranks.is_first:  # which says it for all
+            sys.exit(130)
         _fail(f"{error}\nto continue: {resume_command(RunFolder(error.path))}", 130)
     except (DivergedError, LostRankError) as error:
         _fail(str(error), 1)

@@ -288,7 +288,8 @@ class Training:
         if "noise" in state and (n := len(_noises(state))) != self.ranks.n:
             raise UsageError(
                 f"{self.folder.path} stopped within an epoch of {n} process{'es' * (n > 1)}, each with noise of its own, "
-                f"and cannot continue it with {self.ranks.n}: continue with as many, to the end of an epoch at least"
+                f"and cannot continue it with {self.ranks.n}: continue with as many, to the end of this epoch at least "
+                f"(--until {state['place']['epoch'] + 1})"
             )
 
     def _restore(self, state: dict[str, Any]) -> None:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -21,6 +24,8 @@ from sparsum_experiments.errors import LostRankError, UsageError
 
 #: How long a rank waits for another one that does not answer. That a process has ended is noticed at once.
 TIMEOUT = datetime.timedelta(minutes=10)
+#: After how many seconds of waiting for the others to join a rank says so, one on each machine.
+PATIENCE_SECONDS = 20.0
 #: The end of messages about a process that is gone.
 RESUMABLE = "the last checkpoint is whole, and --resume continues from it"
 
@@ -99,6 +104,12 @@ class Ranks:
 
 #: A training in one process.
 ALONE = Ranks()
+_joined: Ranks | None = None
+
+
+def joined_ranks() -> Ranks | None:
+    """This process among those that it has joined, be it that they have parted since; None if it never did."""
+    return _joined
 
 
 @dataclass(frozen=True)
@@ -122,13 +133,16 @@ class Launch:
     @contextlib.contextmanager
     def joined(self) -> Iterator[Ranks]:
         """The process group. An error of its network becomes a `LostRankError`."""
+        global _joined
         with _clear_errors():
             if torch.cuda.is_available():
                 torch.cuda.set_device(self.ranks.gpu)
             # Without a name, there is a backend for each kind of device: gloo for CPUs, NCCL for GPUs.
-            distributed.init_process_group(
-                store=self._store(), rank=self.ranks.rank, world_size=self.ranks.n, timeout=TIMEOUT
-            )
+            with _interruptible(), self._said_when_waiting():
+                distributed.init_process_group(
+                    store=self._store(), rank=self.ranks.rank, world_size=self.ranks.n, timeout=TIMEOUT
+                )
+            _joined = self.ranks
             try:
                 yield self.ranks
                 self.ranks.wait()  # rank 0 may hold the store, and writes last
@@ -136,13 +150,49 @@ class Launch:
                 distributed.destroy_process_group()
 
     def _store(self) -> Any:
-        return None if self.address is None else store_at(*self.address, self.ranks.n, is_server=self.is_server)
+        if self.address is None:
+            return None
+        try:
+            return store_at(*self.address, self.ranks.n, is_server=self.is_server)
+        except distributed.DistNetworkError as error:
+            if not self.is_server:
+                raise
+            raise UsageError(
+                f"rank {self.ranks.rank} cannot open port {self.address[1]}, through which the processes of a run find each "
+                f"other; MASTER_PORT chooses another one ({str(error).splitlines()[0]})"
+            ) from error
+
+    @contextlib.contextmanager
+    def _said_when_waiting(self) -> Iterator[None]:
+        where = "" if self.address is None else " at {}:{}".format(*self.address)
+        text = f"rank {self.ranks.rank} waits{where} for all {self.ranks.n} processes of the run to start\n"
+        timer = threading.Timer(PATIENCE_SECONDS, lambda: sys.stderr.write(text))
+        timer.daemon = True
+        if self.ranks.local_rank == 0:
+            timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
 
 def store_at(host: str, port: int, n: int, *, is_server: bool) -> Any:
     """A store through which n processes find each other; a server with port 0 has one that is free."""
     options: dict[str, Any] = {"is_master": is_server, "timeout": TIMEOUT, "wait_for_workers": False}
     return distributed.TCPStore(host, port, n, **options)  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C ends the process at once: torch's C++ code would not let Python see it before all others are there."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager
@@ -172,7 +222,8 @@ def found_launch(wanted: int) -> Launch | None:
         ranks = Ranks(int(values["SLURM_PROCID"]), n, int(values["SLURM_LOCALID"]))
         nodes = int(values["SLURM_STEP_NUM_NODES"])
         host = SLURMEnvironment.resolve_root_node_address(values["SLURM_STEP_NODELIST"])
-        port = 15_000 + int(values["SLURM_JOB_ID"]) % 10_000  # which all processes know, and other jobs hardly have
+        # All processes know it, another step of the job has another one, and other jobs hardly have it.
+        port = 15_000 + (int(values["SLURM_JOB_ID"]) + 1009 * int(values.get("SLURM_STEP_ID", 0))) % 10_000
         address = values.get("MASTER_ADDR", host), int(values.get("MASTER_PORT", port))
         return Launch(ranks, n // nodes, nodes, address, ranks.is_first)
     return None

@@ -125,6 +125,7 @@ def run_rank(ranks: Ranks, request: Request) -> tuple[RunFolder, list[dict[str, 
     """Start or resume a run, as one of its processes."""
     given = {as_flag(key): value for key, value in request.options.items() if key != "data_dir"}
     about = {"experiment": request.name, "method": request.method, "--out": request.out, "--resume": request.resume}
+    about |= {"--until": request.until, "--checkpoint-seconds": request.checkpoint_seconds}
     ranks.check_same("options", about | given)
     folder = (RunFolder if ranks.is_first else SilentFolder)(request.out)
     return (_resume if request.resume else _start)(ranks, request, folder)

@@ -7,6 +7,7 @@ import os
 import pathlib
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -65,6 +66,7 @@ def work(ranks: Ranks, path: pathlib.Path) -> None:
     fabric = Fabric(accelerator="cpu", devices=1)
     found: dict[str, Any] = {"-".join(case): taken(JointSteps(experiment_of(*case), fabric, ranks)) for case in CASES}
     found["errors"] = [error_of(ranks, *each) for each in WRONG]
+    found["until"] = error_of_until(ranks)
     with pytest.raises(LostRankError if ranks.is_first else OSError) as failure:
         ranks.together(lambda: None if ranks.is_first else fail())
     found["together"] = str(failure.value)
@@ -95,6 +97,13 @@ def error_of(ranks: Ranks, method: str, options: dict[str, Any], others: dict[st
     options = {"device": "cpu"} | options | (others if ranks.rank else {})
     with pytest.raises(UsageError) as failure:
         run_rank(ranks, request("bitvector-vae", method, options, pathlib.Path("never")))
+    return str(failure.value)
+
+
+def error_of_until(ranks: Ranks) -> str:
+    paused = dataclasses.replace(request("signal-game", "sparse", GAME, pathlib.Path("never")), until=1 + ranks.rank)
+    with pytest.raises(UsageError) as failure:
+        run_rank(ranks, paused)
     return str(failure.value)
 
 
@@ -140,6 +149,7 @@ def test_two_processes_do_what_one_does_with_the_whole_batch(tmp_path: pathlib.P
     for rank in range(2):
         for error, (*_, message) in zip(found[rank]["errors"], WRONG, strict=True):
             assert message in error
+        assert found[rank]["until"].endswith("the same options, but --until is 1 on rank 0 and 2 on rank 1")
         assert found[rank]["together"] == ("no such disk" if rank else "rank 1 failed: no such disk")
     assert not pathlib.Path("never").exists()
 
@@ -175,7 +185,9 @@ def test_a_rank_that_is_killed_ends_the_others_and_the_run_can_be_resumed(
     os.kill(ranks_of(process)[1], signal.SIGKILL)
     _, errors = process.communicate(timeout=120)
     assert (process.returncode, "rank 1 was ended by SIGKILL; the last checkpoint is whole" in errors) == (1, True), errors
-    with pytest.raises(UsageError, match=r"stopped within an epoch of 2 processes.* cannot continue it with 1"):
+    with pytest.raises(
+        UsageError, match=r"stopped within an epoch of 2 processes.* cannot continue it with 1: .* \(--until [12]\)"
+    ):
         run("ssvae", "sfe", {"devices": 1}, out=out, resume=True)
     started = list[int]()
     with monkeypatch.context() as patch:  # as many as before
@@ -222,6 +234,63 @@ def test_processes_that_cannot_be_started_are_refused(
     assert not (tmp_path / "run").exists()
 
 
+def started_by_hand(rank: int, words: list[str], **environment: object) -> subprocess.Popen[str]:
+    """A process with the environment of one of two tasks of srun on this machine."""
+    values: dict[str, object] = {
+        "SLURM_PROCID": rank,
+        "SLURM_LOCALID": rank,
+        "SLURM_STEP_NUM_TASKS": 2,
+        "SLURM_STEP_NUM_NODES": 1,
+    }
+    values |= {"SLURM_STEP_NODELIST": "127.0.0.1", "SLURM_JOB_ID": 1}
+    values |= environment
+    code = "from sparsum_experiments import main; from sparsum_experiments.training import ranks; "
+    code += "ranks.PATIENCE_SECONDS = 0.0; main.main()"
+    command = [sys.executable, "-c", code, "train", "signal-game", "sparse", "--devices", "2", *words]
+    everything = os.environ | {name: str(value) for name, value in values.items()}
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=everything)
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: pathlib.Path) -> None:
+    """Rank 0 opens it: another one does not wait for a process that never comes, since its launcher ends it."""
+    with socket.socket() as taken_port:
+        taken_port.bind(("127.0.0.1", 0))
+        taken_port.listen()
+        port = taken_port.getsockname()[1]
+        process = started_by_hand(0, ["--out", str(tmp_path / "run")], MASTER_PORT=port)
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2, errors
+    assert f"rank 0 cannot open port {port}" in errors
+    assert "MASTER_PORT chooses another one" in errors
+    assert not (tmp_path / "run").exists()
+
+
+def test_stopping_processes_of_a_launcher(tmp_path: pathlib.Path) -> None:
+    """Ctrl-C to all: once they train, both save and end, and rank 0 alone says how to continue.
+
+    A process that still waits for the others says so, and ends at once.
+    """
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    words = ["--epochs", "1000", "--checkpoint-seconds", "0", "--out", str(tmp_path / "run")]
+    processes = [started_by_hand(rank, words, MASTER_PORT=port) for rank in range(2)]
+    while not (tmp_path / "run" / "checkpoints" / "last.pt").exists() and all(each.poll() is None for each in processes):
+        time.sleep(0.01)
+    for process in processes:
+        process.send_signal(signal.SIGINT)
+    errors = [process.communicate(timeout=120)[1] for process in processes]
+    assert [process.returncode for process in processes] == [130, 130], errors
+    assert ["to continue: sparsum train signal-game sparse" in text for text in errors] == [True, False], errors
+
+    alone = started_by_hand(1, ["--out", str(tmp_path / "other")], MASTER_PORT=port, SLURM_LOCALID=0)
+    assert alone.stderr is not None
+    assert alone.stderr.readline() == f"rank 1 waits at 127.0.0.1:{port} for all 2 processes of the run to start\n"
+    alone.send_signal(signal.SIGINT)
+    alone.communicate(timeout=60)
+    assert alone.returncode == -signal.SIGINT
+
+
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 TORCHRUN |= {"MASTER_ADDR": "host", "MASTER_PORT": "29500"}
 SLURM = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_NODES": "2"}
@@ -239,6 +308,10 @@ def test_launchers_are_recognised(
     assert launch is not None
     assert (launch.ranks, launch.devices, launch.nodes) == (Ranks(5, 8, 1), 4, 2)
     assert launch.address == (None if environment is TORCHRUN else ("gpu07", 19567))
+    monkeypatch.setenv("SLURM_STEP_ID", "2")  # two steps of a job may run at the same time
+    step = found_launch(8)
+    assert step is not None
+    assert step.address == (None if environment is TORCHRUN else ("gpu07", 21585))
     with pytest.raises(UsageError, match="--devices is 2, but 8 processes were started on 2 nodes"):
         run("ssvae", "sparse", {"devices": 2}, out=tmp_path / "run")
 
