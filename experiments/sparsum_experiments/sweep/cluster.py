@@ -29,6 +29,7 @@ from sparsum_experiments.sweep.launch import (
     Watcher,
     entries_of,
     log_size,
+    n_processes_of,
     n_threads_of,
     send,
     settle,
@@ -99,9 +100,11 @@ class Cluster:
     def n_at_a_time(self, plan: Sequence[PlannedRun]) -> int:
         """How many runs of a plan the cluster makes at a time, as it is now; 0 if it has no room for one."""
         found = self.ray.cluster_resources()
-        n_by_cores = int(found.get("CPU", 0)) // self.n_threads
+        n = n_processes_of(plan)
+        n_by_cores = int(found.get("CPU", 0)) // (self.n_threads * n)
         on_gpu = any(self._needs(run)["num_gpus"] for run in plan)
-        return min(n_by_cores, int(found.get("GPU", 0)) * self.jobs) if on_gpu else n_by_cores
+        n_by_gpus = int(found.get("GPU", 0)) * self.jobs if n == 1 else int(found.get("GPU", 0)) // n
+        return min(n_by_cores, n_by_gpus) if on_gpu else n_by_cores
 
     def sweep(
         self, plan: Sequence[PlannedRun], watcher: Watcher, *, grace_seconds: float = GRACE_SECONDS
@@ -136,7 +139,8 @@ class Cluster:
         """The part of a node that a run takes; on ``--device auto`` of a GPU, if the cluster has one."""
         has_gpu = self.ray.cluster_resources().get("GPU", 0) > 0
         on_gpu = run.args.device == "cuda" or (run.args.device == "auto" and has_gpu)
-        return {"num_cpus": self.n_threads, "num_gpus": gpu_share(self.jobs) if on_gpu else 0}
+        n = run.args.devices  # a run of several has whole ones
+        return {"num_cpus": self.n_threads * n, "num_gpus": (gpu_share(self.jobs) if n == 1 else n) if on_gpu else 0}
 
     @contextlib.contextmanager
     def _sharing_gpu(self, entries: Sequence[Entry]) -> Iterator[Mapping[str, str]]:
@@ -182,7 +186,7 @@ class Cluster:
         for node in self._nodes.keys() - before.keys():
             watcher.say(f"{self._nodes[node]} joined")
         if (is_first or before != self._nodes) and not self.n_at_a_time(plan):
-            what = f"{counted(self.n_threads, 'core')} and what --device needs"
+            what = f"{counted(self.n_threads * n_processes_of(plan), 'core')} and what --device needs"
             watcher.say(f"no node has {what}: the runs wait for one to join")
 
     def _alive(self) -> dict[str, str]:

@@ -29,7 +29,7 @@ from sparsum_experiments.sweep import plan as planning
 from sparsum_experiments.sweep.cluster import Cluster
 from sparsum_experiments.sweep.estimate import RemainingTime, estimate_plan
 from sparsum_experiments.sweep.folder import full_disk_explained, sole_sweep
-from sparsum_experiments.sweep.launch import Entry, Phase, default_jobs, n_threads_of, sweep
+from sparsum_experiments.sweep.launch import Entry, Phase, default_jobs, n_processes_of, n_threads_of, sweep
 from sparsum_experiments.sweep.plan import PlannedRun, counted
 from sparsum_experiments.sweep.search import Launch, Trial, search_table
 from sparsum_experiments.sweep.search import search as run_search
@@ -100,7 +100,8 @@ def sweep_command(
         device_of(device)  # raises where it does not exist, before any run would; nodes of a cluster may have others
     jobs = jobs or (default_jobs(plan) if ray is None else 1)
     if plan_only:
-        print_plan(estimate_plan(plan, folder, n_threads_of(jobs), functools.partial(say, messages)), jobs, console)
+        n_threads = n_threads_of(jobs * n_processes_of(plan))
+        print_plan(estimate_plan(plan, folder, n_threads, functools.partial(say, messages)), jobs, console)
         if search is not None:
             say(console, "at most: the search will stop bad settings early")
         return 0

@@ -26,6 +26,8 @@ _MAX_ATTEMPTS = 2
 GRACE_SECONDS = 30.0
 _POLL_SECONDS = 0.2
 # The output of a run's process, in its folder, and what separates the attempts there.
+# By which a process knows its launcher: the runs of a sweep in a task of srun are none of its tasks.
+_LAUNCHED = {"RANK", "SLURM_PROCID"}
 _LOG, _HEADER = "log.txt", "=== sparsum sweep: attempt of "
 
 
@@ -82,7 +84,7 @@ def sweep(
     its entry and in ``failed.txt``. A later sweep tries it again. On Ctrl-C, SIGTERM or SIGHUP, all runs have
     ``grace_seconds`` to save. If a folder holds another run than the planned one, nothing is started: a UsageError.
     """
-    entries, n_threads = entries_of(plan), n_threads_of(jobs)
+    entries, n_threads = entries_of(plan), n_threads_of(jobs * n_processes_of(plan))
     with contextlib.suppress(KeyboardInterrupt), signals_as_interrupt():  # Ctrl-C once more: all processes are ended
         with sharing_gpu([entry.run for entry in unfinished(entries)], jobs, watcher.say) as environment:
             try:
@@ -200,7 +202,12 @@ def default_jobs(plan: Sequence[PlannedRun]) -> int:
     """How many runs are made at a time: on a CPU one per core, each with one thread, which docs/scaling.md measures."""
     if any(uses_gpu(run) for run in plan):
         return 1
-    return max(1, n_cores_here() // n_threads_of(n_cores_here()))
+    return max(1, n_cores_here() // (n_threads_of(n_cores_here()) * n_processes_of(plan)))
+
+
+def n_processes_of(plan: Sequence[PlannedRun]) -> int:
+    """How many processes train each model of a plan."""
+    return max((run.args.devices for run in plan), default=1)
 
 
 def n_cores_here() -> int:
@@ -224,7 +231,8 @@ def start_process(run: PlannedRun, n_threads: int, environment: Mapping[str, str
     with (run.folder / _LOG).open("ab") as log:
         log.write(f"{_HEADER}{time.strftime('%Y-%m-%d %H:%M:%S')} on {platform.node()}\n".encode())
         log.flush()
-        whole = os.environ | {"OMP_NUM_THREADS": str(n_threads)} | dict(environment)
+        own = {name: value for name, value in os.environ.items() if name not in _LAUNCHED}
+        whole = own | {"OMP_NUM_THREADS": str(n_threads)} | dict(environment)
         return subprocess.Popen(
             command_of(run), stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, env=whole, process_group=0
         )

@@ -82,6 +82,10 @@ def make_plan(
     given = {name: value for name, value in options.items() if value is not None}
     if "seed" in given:
         raise UsageError("--seed is not an option of a sweep: use --seeds N for the seeds 0 to N-1")
+    if given.get("nodes", 1) != 1:
+        raise UsageError(
+            f"--nodes {given['nodes']}: a sweep makes each run on one machine; start runs on several by torchrun"
+        )
     for name in sorted(grid.keys() & given.keys()):
         raise UsageError(f"{as_flag(name)} is given both by itself and in --grid; remove one of them")
     plan = []

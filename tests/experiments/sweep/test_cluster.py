@@ -21,24 +21,32 @@ def test_shares_of_a_gpu_fit_into_it_as_ray_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "resources", "threads", "n"),
+    ("device", "devices", "resources", "threads", "n"),
     [
-        ("cpu", {"CPU": 8.0, "GPU": 2.0}, 1, 8),
-        ("cpu", {"CPU": 8.0}, 3, 2),
-        ("auto", {"CPU": 8.0}, 1, 8),
-        ("auto", {"CPU": 8.0, "GPU": 2.0}, 1, 6),
-        ("cuda", {"CPU": 4.0, "GPU": 2.0}, 1, 4),
-        ("cuda", {"CPU": 4.0}, 1, 0),
-        ("cpu", {}, 1, 0),
+        ("cpu", 1, {"CPU": 8.0, "GPU": 2.0}, 1, 8),
+        ("cpu", 1, {"CPU": 8.0}, 3, 2),
+        ("cpu", 3, {"CPU": 8.0}, 1, 2),
+        ("auto", 1, {"CPU": 8.0}, 1, 8),
+        ("auto", 1, {"CPU": 8.0, "GPU": 2.0}, 1, 6),
+        ("auto", 2, {"CPU": 8.0, "GPU": 4.0}, 1, 2),
+        ("cuda", 1, {"CPU": 4.0, "GPU": 2.0}, 1, 4),
+        ("cuda", 1, {"CPU": 4.0}, 1, 0),
+        ("cpu", 1, {}, 1, 0),
     ],
 )
 def test_runs_at_a_time_are_what_cores_and_gpus_allow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, resources: dict[str, float], threads: int, n: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    devices: int,
+    resources: dict[str, float],
+    threads: int,
+    n: int,
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
     cluster = Cluster(LOCAL, 3, Quiet())
     cluster.ray = SimpleNamespace(cluster_resources=lambda: resources)
-    assert cluster.n_at_a_time(make_plan("ssvae", ["sparse"], {"device": device}, {}, 1, tmp_path)) == n
+    assert cluster.n_at_a_time(make_plan("ssvae", ["sparse"], {"device": device, "devices": devices}, {}, 1, tmp_path)) == n
 
 
 def test_a_run_has_one_thread_unless_the_environment_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,6 +148,8 @@ def test_plan_errors_name_the_mistake(tmp_path: Path) -> None:
         make_plan("ssvae", ["sparse"], {}, {}, 0, tmp_path)
     with pytest.raises(UsageError, match="--seed is not an option of a sweep"):
         make_plan("ssvae", ["sparse"], {"seed": 3}, {}, 1, tmp_path)
+    with pytest.raises(UsageError, match="--nodes 2: a sweep makes each run on one machine"):
+        make_plan("ssvae", ["sparse"], {"nodes": 2}, {}, 1, tmp_path)
     with pytest.raises(UsageError, match="--methods sparse,sparse: a method is given twice; known: sparse, dense"):
         parse_methods("ssvae", "sparse,sparse")
     for empty in ("", " , "):
@@ -445,3 +447,22 @@ def test_one_job_per_core_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     for n_threads, n_jobs in (("", 8), ("2", 4), ("16", 1)):
         monkeypatch.setenv("OMP_NUM_THREADS", n_threads)
         assert default_jobs(plan) == n_jobs
+    monkeypatch.setenv("OMP_NUM_THREADS", "")
+    joint = make_plan("signal-game", ["sparse"], {"device": "cpu", "devices": 3}, {}, 1, tmp_path)
+    assert default_jobs(joint) == 2
+
+
+def test_runs_of_several_processes_share_the_cores_and_are_no_tasks_of_srun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a task of srun, as on a cluster of Ray, the processes of a run are started by itself."""
+    monkeypatch.setattr(launch, "n_cores_here", lambda: 4)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name, value in {"PROCID": "0", "LOCALID": "0", "STEP_NUM_TASKS": "3", "STEP_NUM_NODES": "3"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "127.0.0.1")
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    plan = make_plan("ssvae", ["sparse"], TINY | {"epochs": 1, "devices": 2}, {}, 1, tmp_path)
+    entries, _ = sweep(plan, 1, Quiet())
+    assert [entry.phase for entry in entries] == [Phase.FINISHED], entries[0].reason
+    assert RunFolder(plan[0].folder).config().threads == 2
