@@ -2,25 +2,33 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test fuzz test-browser test-peers test-ray test-integrations test-all docs check format bench report clean
+.PHONY: help demo report format check test fuzz test-browser test-peers test-ray test-integrations test-all docs dist bench clean
 
 help: ## Show the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@awk -F ':.*## ' '/^##@ / { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(READY): pyproject.toml experiments/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("sparsum needs Python 3.11 or newer; run make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' --editable ./experiments
+	$(INSTALL) --editable '.[dev]' --editable ./experiments
 	touch $(READY)
 
-demo: $(READY) ## The paper's three experiments on scikit-learn's digits: sparse sums beside dense sums and sampling
+##@ Try it
+
+demo: $(READY) ## The paper's three experiments on scikit-learn's digits: sparse sums, dense sums and sampling
 	$(BIN)/sparsum demo
 
-docs: $(READY) ## The site, in docs/_build/html: any warning fails, tutorials are executed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs]' --editable ./experiments
-	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs docs/_build/html
+report: $(READY) ## report.html, the page of the records in results/
+	$(BIN)/sparsum report results --out report.html
+
+##@ Change it
+
+format: $(READY) ## Format, and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
 
 check: $(READY) ## Format, lint, types, import contracts and private names
 	$(BIN)/ruff format --check .
@@ -29,37 +37,51 @@ check: $(READY) ## Format, lint, types, import contracts and private names
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m tools.private_names sparsum experiments/sparsum_experiments tests examples benchmarks tools
 
-test: check ## All checks, and all tests that need neither a browser nor Ray nor minutes each
+test: check ## All checks, then every test that needs no other packages and no minutes: what CI runs
 	$(BIN)/python -m pytest --numprocesses=2 --quiet
 
-fuzz: $(READY) ## Properties of everything public on 100,000 random cases, for half an hour; make fuzz SEED=1 CASES=1000 tries others
+##@ Test more of it; each target installs what it needs
+
+fuzz: $(READY) ## Properties of everything public on 100,000 drawn cases, in half an hour; SEED=1 CASES=1000 tries others
 	$(BIN)/python -m tests.properties.fuzz --cases $(or $(CASES),100000) --seed $(or $(SEED),0)
 
 test-browser: $(READY) ## The page of `sparsum report` in a browser: a chromium that is installed, or playwright's own
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,browser]' --editable ./experiments
+	$(INSTALL) --editable '.[dev,browser]' --editable ./experiments
 	$(BIN)/python -m pytest --quiet -rs -m browser tests/experiments/browser
 
 test-peers: $(READY) ## The tests of the entmax package, run against ours
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt entmax
+	$(INSTALL) entmax
 	$(BIN)/python -m tests.peers.entmax_suite
 
 test-ray: $(READY) ## Sweeps on a cluster of Ray, with workers and nodes that are killed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' --editable './experiments[ray]'
+	$(INSTALL) --editable '.[dev]' --editable './experiments[ray]'
 	$(BIN)/python -m pytest --quiet -rs -m ray tests/experiments/sweep
 
-test-integrations: $(READY) ## Pyro, Lightning and accelerate
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,pyro]' pytorch-lightning accelerate
+test-integrations: $(READY) ## Pyro, Lightning and accelerate, and the pages about them
+	$(INSTALL) --editable '.[dev,pyro]' pytorch-lightning accelerate
 	$(BIN)/python -m pytest --quiet -rs -m integrations tests/integrations tests/documentation
 
-test-all: test docs test-browser test-peers test-ray test-integrations demo ## All of it, the site, the page in a browser, tests of peers, sweeps on Ray, Lightning and accelerate, the demo, the wheels, and recorded runs made again
+test-all: test docs dist test-browser test-peers test-ray test-integrations demo ## All but fuzz: test, docs, dist, demo, the targets above, and tests that take minutes
 	$(BIN)/python -m pytest --quiet -rs -m slow
 
-format: $(READY) ## Format and fix what can be fixed
-	$(BIN)/ruff format .
-	$(BIN)/ruff check --fix .
+##@ Build it
+
+docs: $(READY) ## The site, in docs/_build/html: any warning fails, tutorials are executed
+	$(INSTALL) --editable '.[dev,docs]' --editable ./experiments
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs docs/_build/html
+
+dist: $(READY) ## dist/: wheels and sdists of both distributions, installed and tried in empty environments
+	$(INSTALL) --editable '.[dev,dist]' --editable ./experiments
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/python -m build --no-isolation --outdir dist experiments
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python -m tools.try_dist dist
+
+##@ Measure it, and clean up
 
 bench: $(READY) ## Benchmarks against peers, on one CPU thread
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --requirement benchmarks/requirements.txt
+	$(INSTALL) --requirement benchmarks/requirements.txt
 	$(BIN)/python -m benchmarks.imports
 	$(BIN)/python -m benchmarks.simplex
 	$(BIN)/python -m benchmarks.expect
@@ -67,8 +89,5 @@ bench: $(READY) ## Benchmarks against peers, on one CPU thread
 	$(BIN)/python -m benchmarks.estimators
 	$(BIN)/python -m benchmarks.steps
 
-report: $(READY) ## report.html, the page of the records in results/
-	$(BIN)/sparsum report results --out report.html
-
-clean: ## Remove .venv and caches
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean: ## Remove .venv, caches, and what was built
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist docs/_build docs/jupyter_execute docs/_static/structures

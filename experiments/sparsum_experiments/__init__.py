@@ -2,5 +2,3 @@
 
 A distribution of its own, ``sparsum-experiments``: the library does not depend on it.
 """
-
-__version__ = "0.1.0"

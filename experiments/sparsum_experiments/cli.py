@@ -17,7 +17,6 @@ import click
 from click.shell_completion import get_completion_class
 from rich.console import Console
 
-from sparsum_experiments import __version__
 from sparsum_experiments.data_command import data_command
 from sparsum_experiments.errors import UsageError
 from sparsum_experiments.files import printable
@@ -123,7 +122,7 @@ def _methods_help(experiment: str) -> str:
 
 
 @click.group(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
-@click.version_option(__version__, prog_name="sparsum-experiments")
+@click.version_option(package_name="sparsum-experiments", prog_name="sparsum-experiments")
 def app() -> None:
     """The experiments of 'Efficient marginalization of discrete and structured latent variables via sparsity'.
 

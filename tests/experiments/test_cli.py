@@ -15,8 +15,10 @@ import sys
 import pytest
 import torch
 from rich.text import Text
-from sparsum_experiments import __version__, demo
+from sparsum_experiments import demo
 from sparsum_experiments.main import main
+
+from sparsum import __version__
 
 SMALL = ["--epochs", "1", "--device", "cpu"]
 
