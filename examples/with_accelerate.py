@@ -24,7 +24,7 @@ def main(epochs: int = 20, **options: Any) -> list[float]:
     images = torch.tensor(load_digits().data, dtype=torch.float32) / 16
     model = nn.ModuleDict(
         {
-            "encoder": nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, N_BITS)),
+            "encoder": nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, N_BITS), sp.nn.ScoreNorm(N_BITS)),
             "decoder": nn.Sequential(nn.Linear(N_BITS, 64), nn.ReLU(), nn.Linear(64, 64)),
         }
     )

@@ -24,7 +24,7 @@ class Autoencoder(pl.LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, N_BITS))
+        self.encoder = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, N_BITS), sp.nn.ScoreNorm(N_BITS))
         self.decoder = nn.Sequential(nn.Linear(N_BITS, 64), nn.ReLU(), nn.Linear(64, 64))
         self.take = sp.capture(self.step)
         self.losses: list[float] = []
