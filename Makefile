@@ -57,8 +57,9 @@ test-ray: $(READY) ## Sweeps on a cluster of Ray, with workers and nodes that ar
 	$(INSTALL) --editable '.[dev]' --editable './experiments[ray]'
 	$(BIN)/python -m pytest --quiet -rs -m ray tests/experiments/sweep
 
-test-integrations: $(READY) ## Pyro, Lightning and accelerate, and the pages about them
-	$(INSTALL) --editable '.[dev,pyro]' pytorch-lightning accelerate
+test-integrations: $(READY) ## Pyro, Lightning, accelerate and torch.compile, and the pages about other packages
+	$(INSTALL) --editable '.[dev,pyro]' \
+		pytorch-lightning accelerate entmax torch-struct vector-quantize-pytorch
 	$(BIN)/python -m pytest --quiet -rs -m integrations tests/integrations tests/documentation
 
 test-all: test docs dist test-browser test-peers test-ray test-integrations demo ## All but fuzz: test, docs, dist, demo, the targets above, and tests that take minutes
