@@ -26,7 +26,6 @@ from examples import (
     pulling,
     segmenter,
     sorting,
-    sums_of_digits,
 )
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -126,7 +125,6 @@ def test_the_knapsack_is_a_structure() -> None:
         (sorting, 0.5),
         (alignment, 0.85),
         (segmenter, 0.8),
-        (sums_of_digits, 0.85),
     ],
     ids=lambda e: str(e)[-30:],
 )
