@@ -5,7 +5,7 @@ READY := .venv/.ready
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo report format check test fuzz test-browser test-peers test-ray test-integrations test-all docs dist bench clean
+.PHONY: help demo report format check test coverage fuzz test-browser test-peers test-ray test-integrations test-all docs dist bench clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^##@ / { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ test: check ## All checks, then every test that needs no other packages and no m
 	$(BIN)/python -m pytest --numprocesses=2 --quiet
 
 ##@ Test more of it; each target installs what it needs
+
+coverage: $(READY) ## Which lines and branches of the library the tests reach
+	$(BIN)/python -m pytest --numprocesses=2 --quiet --cov --cov-report=term-missing:skip-covered
 
 fuzz: $(READY) ## Properties of everything public on 100,000 drawn cases, in half an hour; SEED=1 CASES=1000 tries others
 	$(BIN)/python -m tests.properties.fuzz --cases $(or $(CASES),100000) --seed $(or $(SEED),0)
