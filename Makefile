@@ -84,6 +84,9 @@ dist: $(READY) ## dist/: wheels and sdists of both distributions, installed and 
 
 ##@ Measure it, and clean up
 
+chaos: $(READY) ## Training, evaluation, sweeps, records and reports, killed 200 times and resumed; SEED=1 for other moments
+	$(BIN)/python -m tools.chaos --kills 200 --seed $(or $(SEED),0)
+
 bench: $(READY) ## Benchmarks against peers, on one CPU thread
 	$(INSTALL) --requirement benchmarks/requirements.txt
 	$(BIN)/python -m benchmarks.imports

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import io
 import json
 import os
 import pathlib
+import platform
 import secrets
 import stat
 import zipfile
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import pydantic_core
@@ -17,8 +20,9 @@ import pydantic_core
 if TYPE_CHECKING:
     import torch
 
-# The end of the names of files that are being written.
+# The end of the names of files that are being written, and what stands for this machine in them: folders may be shared.
 _TEMPORARY = ".tmp"
+_HERE = f"{zlib.crc32(platform.node().encode()):08x}"
 # No file of text that is written here comes near it.
 _MAX_BYTES = 2**28
 
@@ -34,7 +38,7 @@ def printable(text: str) -> str:
 
 def write_bytes(path: pathlib.Path, content: bytes) -> None:
     """Write a file so that a reader, or a crash at any moment, finds the old content or the new one, and nothing else."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_TEMPORARY}")
+    temporary = path.with_name(f".{path.name}.{_HERE}-{os.getpid()}-{secrets.token_hex(4)}{_TEMPORARY}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("xb") as file:  # with the permissions that the umask gives
@@ -47,6 +51,21 @@ def write_bytes(path: pathlib.Path, content: bytes) -> None:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+    with contextlib.suppress(OSError):
+        for left in path.parent.glob(f".{glob.escape(path.name)}.{_HERE}-*-*{_TEMPORARY}"):
+            if not _is_running(left.name.split("-")[-2]):
+                left.unlink()  # of a writer that was killed
+
+
+def _is_running(process: str) -> bool:
+    """Whether a process of this machine may still be there."""
+    try:
+        os.kill(int(process), 0)
+    except (OverflowError, ProcessLookupError, ValueError):
+        return False
+    except OSError:  # it is somebody else's
+        return True
+    return True
 
 
 def remove_temporaries(folder: pathlib.Path) -> None:

@@ -189,3 +189,22 @@ def test_text_is_utf8_whatever_the_locale(tmp_path: Path) -> None:
         [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout == "1\n"
+
+
+def test_what_a_killed_writer_left_is_removed_at_the_next_write(tmp_path: Path) -> None:
+    """Only what nobody is writing: not the files of living processes, of other machines, or of other names."""
+    kill = "import os, signal; os.fsync = lambda file: os.kill(os.getpid(), signal.SIGKILL)"
+    write = "import pathlib; from sparsum_experiments import files; files.write_bytes(pathlib.Path('x'), b'')"
+    subprocess.run([sys.executable, "-c", f"{kill}\n{write}"], check=False, cwd=tmp_path)
+    (left,) = tmp_path.iterdir()
+    machine, process, token = left.name.removeprefix(".x.").removesuffix(".tmp").split("-")
+    kept = [
+        f".x.{machine}-{os.getppid()}-{token}.tmp",
+        f".x.01234567-{process}-{token}.tmp",
+        f".y.{machine}-{process}-{token}.tmp",
+    ]
+    for name in kept:
+        (tmp_path / name).touch()
+    files.write_bytes(tmp_path / "x", b"b")
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted([*kept, "x"])
+    assert (tmp_path / "x").read_bytes() == b"b"
