@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import pathlib
+import re
 import socket
 from collections.abc import Callable
 from datetime import timedelta
@@ -211,6 +213,33 @@ def test_long_rows() -> None:
     for index, alpha in enumerate(ALPHAS):
         joined = torch.cat([torch.from_numpy(result[index]) for result in found], -1)
         torch.testing.assert_close(joined, sp.entmax(x, alpha), atol=5e-7, rtol=0)
+
+
+def test_the_example_of_the_documentation() -> None:
+    """In two processes: the objective is the same in both, the gradients are those of one process with all categories."""
+    text = (pathlib.Path(__file__).parents[1] / "docs" / "distributed.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    start = 'torch.distributed.init_process_group("gloo")'
+    assert start in block
+
+    def body(rank: int) -> Any:
+        names: dict[str, Any] = {}
+        exec(compile(block.replace(start, ""), "distributed.md", "exec"), names)
+        scorer, table = names["scorer"], names["table"]
+        weights = [scorer.weight, scorer.bias, table]
+        return names["objective"].detach().numpy(), [(each.detach().numpy(), each.grad.numpy()) for each in weights]
+
+    found = in_processes(2, body)
+    w, b, table = (torch.cat([torch.from_numpy(weights[i][0]) for _, weights in found]).requires_grad_() for i in range(3))
+    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+    q = sp.sparsemap(x @ w.T + b, sp.OneOf(len(w)))
+    objective = q.expect(lambda z, row: (table[z] - x[row]).square().mean(-1)) - 0.1 * q.entropy()
+    objective.mean().backward()
+    for value, _ in found:
+        torch.testing.assert_close(torch.from_numpy(value), objective.detach(), atol=1e-5, rtol=0)
+    for i, weight in enumerate((w, b, table)):
+        joined = torch.cat([torch.from_numpy(weights[i][1]) for _, weights in found])
+        torch.testing.assert_close(joined, weight.grad, atol=1e-5, rtol=0)
 
 
 def test_arguments() -> None:

@@ -101,7 +101,9 @@ def sweep_command(
     jobs = jobs or (default_jobs(plan) if ray is None else 1)
     if plan_only:
         n_threads = n_threads_of(jobs * n_processes_of(plan))
-        print_plan(estimate_plan(plan, folder, n_threads, functools.partial(say, messages)), jobs, console)
+        print_plan(
+            estimate_plan(plan, folder, n_threads, functools.partial(say, messages)), jobs if ray is None else None, console
+        )
         if search is not None:
             say(console, "at most: the search will stop bad settings early")
         return 0
@@ -131,8 +133,8 @@ def _make(
         return run_search(plan, launch, board.say) if is_search else (*launch(plan), [])
 
 
-def print_plan(estimates: Sequence[RemainingTime], jobs: int, console: Console) -> None:
-    """Print a table of the runs of a sweep, with the time that they will take."""
+def print_plan(estimates: Sequence[RemainingTime], jobs: int | None, console: Console) -> None:
+    """Print a table of the runs of a sweep, with the time that they will take; ``jobs`` is None on a cluster."""
     justify: dict[str, Any] = {"run": "left", "state": "left", "epochs": "right", "time": "right", "estimated from": "left"}
     columns = [Column(name, justify=side, overflow="fold") for name, side in justify.items()]
     table = Table(*columns, title=counted(len(estimates), "run"), title_justify="left", box=box.SIMPLE_HEAD)
@@ -142,9 +144,10 @@ def print_plan(estimates: Sequence[RemainingTime], jobs: int, console: Console) 
         table.add_row(*(Text(printable(text)) for text in shown))
     console.print(table)
     known = [each.seconds for each in estimates if each.seconds is not None]
-    longest, n_unknown = max([sum(known) / jobs, *known]), len(estimates) - len(known)
+    longest, n_unknown = max([sum(known) / (jobs or len(estimates)), *known]), len(estimates) - len(known)
+    how = "on a cluster that has room for all at once" if jobs is None else f"with {counted(jobs, 'job')}"
     rest = f", and {counted(n_unknown, 'run')} of unknown length" if n_unknown else ""
-    say(console, f"about {in_words(sum(known))} of training, {in_words(longest)} with {counted(jobs, 'job')}{rest}")
+    say(console, f"about {in_words(sum(known))} of training, {in_words(longest)} {how}{rest}")
     say(console, "without warm starts and the start of processes; runs at the same time may slow each other down")
 
 

@@ -370,6 +370,8 @@ def test_plan_is_listed_with_times_and_starts_nothing(tmp_path: Path, capsys: py
     write_finished(run, [-2.0])
     estimates = estimate_plan(tiny_plan(tmp_path, seeds=2), tmp_path, 1, print)
     assert [each.seconds for each in estimates] == [3.0, 6.0]  # an epoch took 3 seconds
+    assert command(tmp_path, plan_only=True, ray="auto") == 0  # which needs no cluster
+    assert "about 9 s of training, 6 s on a cluster that has room for all at once" in capsys.readouterr().out
     assert estimates[1].basis == "1 earlier epoch"
     assert command(tmp_path / "other", plan_only=True, options=TINY | {"batch_size": 10_000}) == 0
     assert "--batch-size must be at most" in capsys.readouterr().out
