@@ -25,69 +25,39 @@ from examples import (
     own_runs,
     pulling,
     segmenter,
+    simplex,
     sorting,
 )
 
 ROOT = pathlib.Path(__file__).parent.parent
 
 
-def test_the_readme_runs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rate", [3e-3, 1e-2, 3e-2])
+def test_the_first_example_of_the_readme_trains(rate: float, capsys: pytest.CaptureFixture[str]) -> None:
+    """At other learning rates, too, the loss falls to a fifth and the calls fall; at its own it prints what the README says."""
     text = (ROOT / "README.md").read_text()
-    (tmp_path / "results").symlink_to(ROOT / "results")
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    assert len(blocks) == 9
-    assert text[: text.index("```python")].count("\n") < 30
-    names: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), names)
-    assert isinstance(names["encoder"], torch.nn.Sequential)
-    assert names["encoder"][0].weight.grad is not None
+    (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    assert text[: text.index("```python")].count("\n") < 15
+    exec(compile(code.replace("lr=0.01", f"lr={rate}"), "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    (first, first_calls), *_, (last, last_calls) = re.findall(r"loss (\S+), calls per example (\S+)", printed)
+    assert float(last) < float(first) / 5
+    assert float(last_calls) < float(first_calls)
+    if rate == 1e-2:
+        assert printed in text
 
 
-@pytest.mark.parametrize("rate", [1e-4, 1e-3, 1e-2])
-def test_the_first_example_of_the_readme_trains(rate: float) -> None:
-    """In a loop with Adam the objective falls, while rows keep several atoms and bits stay in use."""
-    block = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)[0]
-    at = block.index("\nq = ")
-    setup, step = (compile(part, "README.md", "exec") for part in (block[:at], block[at:]))
-    names: dict[str, Any] = {}
-    torch.manual_seed(0)
-    exec(setup, names)
-    optimizer = torch.optim.Adam([*names["encoder"].parameters(), *names["decoder"].parameters()], lr=rate)
-    objectives, atoms, means = [], [], []
-    for _ in range(500):
-        optimizer.zero_grad()
-        exec(step, names)
-        optimizer.step()
-        objectives.append(float(names["objective"].detach().mean()))
-        atoms.append(float(names["q"].n_atoms_per_row.float().mean()))
-        means.append(names["q"].mean.detach().mean(0))
-    assert objectives[-1] < objectives[0] - 0.1
-    assert atoms[100] > 5
-    for mean in (means[100], means[-1]):
-        assert float(((mean > 0.01) & (mean < 0.99)).float().mean()) > 0.9
-
-
-def test_the_page_on_captured_steps_runs() -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "capture.md").read_text(), flags=re.DOTALL)
-    names: dict[str, object] = {}
-    exec(compile(block, "capture.md", "exec"), names)
-    loss = names["loss"]
-    assert isinstance(loss, torch.Tensor)
-    assert loss.isfinite()
+def test_the_picture_of_the_idea(tmp_path: pathlib.Path) -> None:
+    """Sparsemax calls the loss less often than softmax; the picture is drawn, and there for the README."""
+    dense, sparse = simplex.main(tmp_path / "simplex.svg")
+    assert dense == 3 > 2 > sparse
+    assert (tmp_path / "simplex.svg").stat().st_size > 1000
+    assert simplex.FIGURE.exists()
 
 
 def test_the_captured_example_learns() -> None:
     losses = captured.main(epochs=4)
     assert losses[-1] < losses[0] - 5
-
-
-def test_the_numbers_in_the_readme() -> None:
-    scores = torch.tensor([[2.0, 1.6, 0.1], [0.3, 0.2, 0.1]])
-    printed = re.search(r"sp.sparsemax\(scores\) +# (.*)\n", (ROOT / "README.md").read_text())
-    assert printed is not None
-    torch.testing.assert_close(sp.sparsemax(scores), torch.tensor(eval(printed[1])), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("method", digits.METHODS)
