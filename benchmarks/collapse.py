@@ -66,8 +66,8 @@ class Task(torch.nn.Module):
         return lambda z, row: functional.binary_cross_entropy_with_logits(self.decoder(z), x[row], reduction="none").sum(-1)
 
 
-class Readme(Task):
-    """The first example of the README, with fewer rows and pixels."""
+class Linear(Task):
+    """A linear encoder and decoder of random pixels, with 32 bits."""
 
     entropy = 0.1
 
@@ -134,7 +134,7 @@ class SignalGame(Task):
 
 
 TASKS: dict[str, Callable[[], Task]] = {
-    "readme": Readme,
+    "linear": Linear,
     "bits": BitsVAE,
     "groups": GroupsVAE,
     "game": SignalGame,

@@ -34,17 +34,18 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 @pytest.mark.parametrize("rate", [3e-3, 1e-2, 3e-2])
 def test_the_first_example_of_the_readme_trains(rate: float, capsys: pytest.CaptureFixture[str]) -> None:
-    """At other learning rates, too, the loss falls to a fifth and the calls fall; at its own it prints what the README says."""
+    """The loss falls to a fifth and calls fall, at other rates, too; at its own it prints about what is shown."""
     text = (ROOT / "README.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     assert text[: text.index("```python")].count("\n") < 15
     exec(compile(code.replace("lr=0.01", f"lr={rate}"), "README.md", "exec"), {})
-    printed = capsys.readouterr().out
-    (first, first_calls), *_, (last, last_calls) = re.findall(r"loss (\S+), calls per example (\S+)", printed)
-    assert float(last) < float(first) / 5
-    assert float(last_calls) < float(first_calls)
-    if rate == 1e-2:
-        assert printed in text
+    line = re.compile(r"^loss (\S+), calls per example (\S+)$", flags=re.MULTILINE)
+    printed, shown = (
+        torch.tensor([[float(x) for x in match] for match in line.findall(t)]) for t in (capsys.readouterr().out, text)
+    )
+    assert (printed[-1] < printed[0] / torch.tensor([5, 1])).all()
+    if rate == 1e-2:  # processors sum in different orders, and 500 steps amplify it
+        torch.testing.assert_close(printed, shown, atol=0.05, rtol=0.1)
 
 
 def test_the_picture_of_the_idea(tmp_path: pathlib.Path) -> None:
