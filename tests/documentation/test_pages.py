@@ -45,11 +45,17 @@ def executed() -> list[object]:
     ]
 
 
+#: What torchrun tells a single process: a page on processes is run by one here, and by two in the tests of what it is about.
+ALONE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+
+
 @pytest.mark.parametrize("page", executed())
 def test_the_code_of_a_page_runs(page: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All blocks of a page, in order and in one namespace; those in the form of a session print what they say."""
     (tmp_path / "results").symlink_to(ROOT / "results")
     monkeypatch.chdir(tmp_path)
+    for name, value in ALONE.items():
+        monkeypatch.setenv(name, value)
     torch.manual_seed(0)
     module = types.ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)  # dataclasses look up their module
@@ -64,6 +70,8 @@ def test_the_code_of_a_page_runs(page: pathlib.Path, tmp_path: pathlib.Path, mon
             said: list[str] = []
             failed = runner.run(example, out=said.append, clear_globs=False).failed
             assert not failed, "".join(said)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 COMMANDS = [
