@@ -5,7 +5,7 @@ READY := .venv/.ready
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo report format check test coverage fuzz test-browser test-peers test-ray test-integrations test-all docs dist bench clean
+.PHONY: help demo report format check test coverage fuzz mutants test-browser test-peers test-ray test-integrations test-all docs dist bench clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^##@ / { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,10 @@ coverage: $(READY) ## Which lines and branches of the library the tests reach
 fuzz: $(READY) ## Properties of everything public on 100,000 drawn cases, in half an hour; SEED=1 CASES=1000 tries others
 	$(BIN)/python -m tests.properties.fuzz --cases $(or $(CASES),100000) --seed $(or $(SEED),0)
 
+mutants: $(READY) ## Small changes of sparsum/simplex and sparsum/solvers that tests should notice, for 20 minutes of one core
+	$(INSTALL) cosmic-ray
+	$(BIN)/python -m tools.mutants
+
 test-browser: $(READY) ## The page of `sparsum report` in a browser: a chromium that is installed, or playwright's own
 	$(INSTALL) --editable '.[dev,browser]' --editable ./experiments
 	$(BIN)/python -m pytest --quiet -rs -m browser tests/experiments/browser
@@ -65,7 +69,7 @@ test-integrations: $(READY) ## Pyro, Lightning, accelerate and torch.compile, an
 		pytorch-lightning accelerate entmax torch-struct vector-quantize-pytorch
 	$(BIN)/python -m pytest --quiet -rs -m integrations tests/integrations tests/documentation
 
-test-all: test docs dist test-browser test-peers test-ray test-integrations demo ## All but fuzz: test, docs, dist, demo, the targets above, and tests that take minutes
+test-all: test docs dist test-browser test-peers test-ray test-integrations demo ## All but fuzz, mutants and coverage: test, docs, dist, demo, the targets above, and tests that take minutes
 	$(BIN)/python -m pytest --quiet -rs -m slow
 
 ##@ Build it

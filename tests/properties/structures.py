@@ -120,8 +120,8 @@ def some_case(draw: Draw) -> Case:
 
 def some_rows(draw: Draw, case: Case, n_rows: int, dtype: torch.dtype, *, most: float | None = None) -> Tensor:
     """Flat rows of scores, which may forbid parts but not all members: (n_rows, n_parts)."""
-    # Sums of all parts must not overflow in the dtype, as documented for scores.
-    limit = torch.finfo(dtype).max / (8 * case.n_parts)
+    # Sums of all parts must not overflow in the dtype; in float64, -1e290 and less are the same.
+    limit = min(torch.finfo(dtype).max / (8 * case.n_parts), 1e280)
     flat = draw.table(n_rows, case.n_parts, dtype, most=limit if most is None else min(most, limit))
     if draw.integer(0, 2) == 2:
         generator = draw.generator()
