@@ -26,7 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 
-#: The tests of each package, quick and telling ones first.
+#: Tests of each package that take about a minute, the most telling ones first.
 _PROPERTIES = "tests/properties/test_properties.py::test_a_few_cases"
 TESTS = {
     "sparsum/simplex": [
@@ -35,14 +35,12 @@ TESTS = {
             for name in ("mappings_are_optimal", "mappings_do_not_mix_rows", "gradients_of_mappings")
         ),
         *(f"{_PROPERTIES}[{name}]" for name in ("losses_of_mappings", "modules_and_temperatures", "embeddings")),
-        "tests/simplex",
-        "tests/test_arguments.py",
+        *(f"tests/simplex/test_{name}.py" for name in ("mappings", "losses", "any_alpha", "bounded", "arguments")),
     ],
     "sparsum/solvers": [
         f"{_PROPERTIES}[sparsemap_is_optimal_or_says_where_it_is_not]",
         f"{_PROPERTIES}[at_most_max_atoms]",
-        "tests/solvers",
-        "tests/test_arguments.py",
+        *(f"tests/solvers/test_{name}.py" for name in ("splits", "rounding", "flows", "active_set", "pulled")),
     ],
 }
 #: The operators of cosmic-ray whose changes are most like mistakes.

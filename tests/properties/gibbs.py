@@ -59,7 +59,7 @@ def gibbs_distributions(draw: Draw) -> None:
         torch.testing.assert_close(mean[i].detach().double(), probs @ case.vectors, atol=16 * limit * largest, rtol=0)
         wanted = torch.special.entr(probs).sum()
         # It is a sum of probabilities times scores, in which large scores that are common to all parts cancel.
-        size = 1 + float(flat[i][flat[i] > -torch.inf].abs().amax())
+        size = 1 + float(flat[i].masked_fill(flat[i] == -torch.inf, 0.0).abs().amax())
         error = abs(float(entropy[i].detach()) - float(wanted))
         assert error <= 4 * limit * (16 + size), (case.name, flat[i], entropy[i], wanted)
         assert abs(float(divergence[i].detach())) <= 64 * limit

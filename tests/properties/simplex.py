@@ -97,8 +97,10 @@ def mappings_do_not_mix_rows(draw: Draw) -> None:
     masked[row] = -torch.inf
     empty = mapping(masked, alpha)
     assert not bool(empty[row].any())
+    # Iterations for any alpha go on until all rows have converged, which may round others once more.
+    limit = 0.0 if alpha in (1.0, 1.5, 2.0) else 4 * torch.finfo(dtype).eps
     for changed in (nan, infinite, empty):
-        assert torch.equal(changed[others], plain[others])
+        torch.testing.assert_close(changed[others], plain[others], atol=limit, rtol=limit)
 
 
 @about("sparsemax", "entmax15", "entmax", weight=6)
