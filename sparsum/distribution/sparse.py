@@ -307,6 +307,8 @@ class SparseDistribution(Distribution):
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> SparseDistribution:
         """Expand the batch, as `torch.Tensor.expand` does."""
+        if torch.Size(batch_shape) == self.batch_shape:
+            return self._like(self.atoms, self.probs, self._segments)
         source, n_rows = self._positions().expand(torch.Size(batch_shape)), self._segments.n_rows
         # Every row occurs equally often, so the number of atoms is known without a host-device synchronization.
         n_atoms = len(self.atoms) * (source.numel() // n_rows) if n_rows else 0
