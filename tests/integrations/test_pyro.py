@@ -253,6 +253,25 @@ def test_scaled_sites_and_sites_that_are_enumerated_sequentially() -> None:
     compare(model, guide, [scores, logit, table])
 
 
+def test_dense_sites_beside_sparse_ones() -> None:
+    """A dense site that is enumerated before the sparse one, on which it depends, and a site that the model enumerates."""
+    x, logits, scores, table = torch.randn(N, D), parameter(N, K), parameter(K, N, K), parameter(K, K, 2, D)
+
+    def model() -> None:
+        with pyro.plate("data", N):
+            y = pyro.sample("y", dist.Categorical(torch.ones(K)))
+            z = pyro.sample("z", dist.Categorical(torch.ones(K)))
+            w = pyro.sample("w", dist.Categorical(torch.ones(2)), infer={"enumerate": "parallel"})
+            pyro.sample("x", dist.Normal(table[y, z, w], 1.0).to_event(1), obs=x)
+
+    def guide() -> None:
+        with pyro.plate("data", N):
+            y = pyro.sample("y", dist.Categorical(logits=logits), infer={"enumerate": "parallel"})
+            pyro.sample("z", sp.sparsemap(scores[y, torch.arange(N)], sp.OneOf(K)))
+
+    compare(model, guide, [logits, scores, table], max_plate_nesting=1)
+
+
 def test_no_plates() -> None:
     x, scores, table = torch.randn(D), parameter(K), parameter(K, D)
 
