@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 import sparsum as sp
 from sparsum.solvers import AbstractSolver, ActiveSet, Nested, NotConverged, Pulled, Systematic
 from sparsum.solvers.default import default_solver
-from sparsum.structures.scores import flatten
+from sparsum.structures.scores import Scores, as_tuple, flatten
 from tests.properties.drawing import WIDE, Draw
 from tests.properties.registry import about
 from tests.properties.structures import Case, case_of, some_case, some_rows
@@ -78,6 +81,35 @@ def _default(case: Case) -> ActiveSet | Pulled:
     found = default_solver(case.structure)
     assert isinstance(found, ActiveSet | Pulled)
     return found
+
+
+@about("sparsemap", "topk_sparsemax", "Gibbs", weight=3)
+def masks_and_temperatures(draw: Draw) -> None:
+    """A mask is a score of -inf, a temperature divides the scores, and a batch of several dimensions is one of rows."""
+    case, dtype = some_case(draw), draw.choice(WIDE)
+    n = draw.integer(1, 2)
+    flat = draw.table(2 * n, case.n_parts, dtype, most=1e3)
+    chosen = torch.randint(len(case.atoms), (2 * n,), generator=draw.generator())
+    is_allowed = (torch.rand(flat.shape, generator=draw.generator()) < 0.7) | (case.vectors[chosen] != 0)
+    temperature = draw.choice([0.5, 1.0, 4.0])  # powers of two, so that quotients are exact
+    masked = (flat / temperature).masked_fill(~is_allowed, -torch.inf)
+
+    def tables(rows: torch.Tensor) -> Scores:
+        scores = case.scores(rows)
+        return tuple(t.unflatten(0, (2, n)) for t in scores) if isinstance(scores, tuple) else scores.unflatten(0, (2, n))
+
+    given = {"mask": tables(is_allowed), "temperature": temperature}
+    calls: list[Callable[..., Any]] = [functools.partial(sp.topk_sparsemax, k=3), sp.sparsemap]
+    if case.structure.has_partition:
+        calls.append(sp.Gibbs)
+    for call in calls:
+        try:
+            found, wanted = call(tables(flat), case.structure, **given), call(case.scores(masked), case.structure)
+        except NotConverged:
+            continue
+        assert found.batch_shape == (2, n)
+        means = [flatten(tuple(t.flatten(0, 1) for t in as_tuple(found.mean))), flatten(wanted.mean)]
+        torch.testing.assert_close(*means, atol=1e-5 if dtype == torch.float32 else 1e-9, rtol=0)
 
 
 @about("sparsemap", "topk_sparsemax", weight=3)
