@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,7 +50,7 @@ def draw(points: dict[str, Tensor], file: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    style = {"svg.hashsalt": "simplex", "svg.fonttype": "none", "font.family": "sans-serif", "text.color": GREY}
+    style: Any = {"svg.hashsalt": "simplex", "svg.fonttype": "none", "font.family": "sans-serif", "text.color": GREY}
     with mpl.rc_context(style):  # the salt makes the same file at every run
         figure = Figure(figsize=(7.2, 3.3))
         for place, (name, probs) in enumerate(points.items()):
@@ -58,8 +59,8 @@ def draw(points: dict[str, Tensor], file: Path) -> None:
             axes.axis("off")
             axes.fill(*CORNERS.T.tolist(), facecolor="none", edgecolor=GREY, linewidth=1, zorder=0)
             for n, colour in COLOURS.items():
-                at = (probs[calls(probs) == n] @ CORNERS).T
-                axes.scatter(*at.tolist(), s=40 if n == 1 else 11, color=colour, linewidths=0, alpha=0.75, clip_on=False)
+                left, up = (probs[calls(probs) == n] @ CORNERS).T.tolist()
+                axes.scatter(left, up, s=40 if n == 1 else 11, color=colour, linewidths=0, alpha=0.75, clip_on=False)
             mean = float(calls(probs).float().mean())
             axes.set_title(f"{name}: {mean:.1f} calls of the loss on average", color=GREY, fontsize=11)
         marks = [Line2D([], [], marker="o", linestyle="", color=colour, markersize=5) for colour in COLOURS.values()]
