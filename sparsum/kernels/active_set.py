@@ -158,7 +158,7 @@ def improves(atom, linear, mean, tolerance, weight):
     """Whether an atom improves the objective."""
     difference = atom - mean
     known = tl.where(tl.abs(difference) < _SAME, 0.0, linear - weight * mean)
-    resolution = 4e-15 * tl.sum(tl.abs(known), 0) + _GRID * tl.sum(tl.abs(difference), 0)
+    resolution = 4e-15 * tl.sum(tl.abs(known), 0) + tl.sum(tl.abs(difference), 0) * _GRID
     return tl.sum(difference * known, 0) > tl.maximum(resolution, tolerance) / 2
 
 
@@ -191,7 +191,7 @@ def _add(
     n_used = _n_used(is_active, SLOTS)
     moved = _mix(atoms, origin, direction, lines + SLOTS, n, n_used, PARTS, SLOTS, TALL_PARTS)
     distance = tl.sum(weight * moved * moved, 0)
-    is_in = distance > _DEPENDENT * tl.sum(difference * weighted, 0) + _NO_DISTANCE
+    is_in = distance > tl.sum(difference * weighted, 0) * _DEPENDENT + _NO_DISTANCE
     if is_in:
         length = -tl.sum(residual * moved, 0) / distance
         target -= length * direction
