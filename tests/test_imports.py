@@ -37,3 +37,13 @@ def test_the_first_estimate_does_not_import_the_compiler() -> None:
 
 def test_the_first_matching_imports_its_solver() -> None:
     assert "scipy.optimize" in modules_after("import sparsum, torch", MATCH)
+
+
+def test_the_module_for_pyro_says_what_to_install() -> None:
+    """Without Pyro, which `None` in the table of modules stands for."""
+    program = "import sys; sys.modules['pyro'] = None; import sparsum.pyro"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith(
+        "ImportError: sparsum.pyro needs pyro-ppl, which is not installed: pip install 'sparsum[pyro]'\n"
+    )

@@ -437,6 +437,11 @@ def test_rows_without_a_distribution_are_named(value: float) -> None:
         SparseEnum_ELBO().loss(mixture(torch.randn(N, D), parameter(K, D)), categories(scores))
 
 
+def test_empty_plates_are_refused_by_pyro() -> None:
+    with pytest.raises(ZeroDivisionError, match="size cannot be zero"):
+        SparseEnum_ELBO().loss(mixture(torch.zeros(0, D), parameter(K, D)), categories(torch.zeros(0, K)))
+
+
 def test_masked_scores_are_not_evaluated() -> None:
     """Where the prior is 0, masked scores keep the guide away; else the error names the site and its rows."""
     x, table, scores = torch.randn(N, D), parameter(K, D), parameter(N, K)
