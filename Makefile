@@ -5,7 +5,7 @@ READY := .venv/.ready
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo report format check test coverage fuzz mutants test-browser test-peers test-ray test-integrations test-all docs dist bench clean
+.PHONY: help demo report format check test coverage fuzz mutants chaos compat audit test-browser test-peers test-ray test-integrations test-all docs dist bench clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^##@ / { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,8 +69,18 @@ test-integrations: $(READY) ## Pyro, Lightning, accelerate and torch.compile, an
 		pytorch-lightning accelerate entmax torch-struct vector-quantize-pytorch
 	$(BIN)/python -m pytest --quiet -rs -m integrations tests/integrations tests/documentation
 
-test-all: test docs dist test-browser test-peers test-ray test-integrations demo ## All but fuzz, mutants and coverage: test, docs, dist, demo, the targets above, and tests that take minutes
+test-all: test docs dist test-browser test-peers test-ray test-integrations demo ## All but fuzz, mutants, chaos, compat, audit and coverage: test, docs, dist, demo, the targets above, and tests that take minutes
 	$(BIN)/python -m pytest --quiet -rs -m slow
+
+chaos: $(READY) ## Training, evaluation, sweeps, records and reports, killed 200 times and resumed; SEED=1 for other moments
+	$(BIN)/python -m tools.chaos --kills 200 --seed $(or $(SEED),0)
+
+compat: $(READY) ## Core tests with each Python and torch that can be had, and the table in docs/compatibility.md
+	$(BIN)/python -m tools.compat
+
+audit: $(READY) ## Known vulnerabilities in pinned packages, and risky code: pip-audit and bandit
+	$(INSTALL) --editable '.[dev,audit]' --editable ./experiments
+	$(BIN)/python -m tools.audit
 
 ##@ Build it
 
@@ -87,9 +97,6 @@ dist: $(READY) ## dist/: wheels and sdists of both distributions, installed and 
 	$(BIN)/python -m tools.try_dist dist
 
 ##@ Measure it, and clean up
-
-chaos: $(READY) ## Training, evaluation, sweeps, records and reports, killed 200 times and resumed; SEED=1 for other moments
-	$(BIN)/python -m tools.chaos --kills 200 --seed $(or $(SEED),0)
 
 bench: $(READY) ## Benchmarks against peers, on one CPU thread
 	$(INSTALL) --requirement benchmarks/requirements.txt

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import pickle
+import pickle  # nosec B403 # of errors, from processes that this one started, through a pipe of its own
 import signal
 import sys
 import threading
@@ -48,7 +48,7 @@ def _raise_first(statuses: dict[int, int], errors: SimpleQueue[tuple[int, bytes]
     found = list[tuple[int, Exception]]()
     while not errors.empty():
         rank, error = errors.get()
-        found.append((rank, pickle.loads(error)))
+        found.append((rank, pickle.loads(error)))  # nosec B301
     causes = sorted((each for each in found if not isinstance(each[1], LostRankError)), key=lambda each: each[0])
     if causes:
         raise causes[0][1]
@@ -86,7 +86,7 @@ def _run(
 def _pickled(error: Exception) -> bytes:
     with contextlib.suppress(Exception):
         content = pickle.dumps(error)
-        pickle.loads(content)
+        pickle.loads(content)  # nosec B301
         if len(content) < _MAX_ERROR:
             return content
     return pickle.dumps(RuntimeError("".join(traceback.format_exception(error))[-_MAX_ERROR // 2 :]))

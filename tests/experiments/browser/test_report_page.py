@@ -353,6 +353,18 @@ def test_nothing_is_sent_or_requested(browser: Any, small: Path) -> None:
         })"""
     )
     assert outcome == "base-uri"
+    injected = page.evaluate(
+        """() => {
+          const script = document.createElement("script");
+          script.textContent = "document.title = 'injected'";
+          document.body.append(script);
+          const link = document.createElement("a");
+          link.setAttribute("onclick", "document.title = 'injected'");
+          link.click();
+          return document.title;
+        }"""
+    )
+    assert injected != "injected"
     page.close()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import hashlib
 import itertools
 import json
 import math
@@ -641,3 +643,14 @@ def test_a_path_is_drawn_in_the_order_of_its_epochs(tmp_path: Path) -> None:
     (path,) = re.findall(r'd="M([^"Z]*L[^"Z]*L[^"Z]*)"', figure.picture("x"))
     x = [float(part.split(",")[0]) for part in path.split("L")]
     assert x[0] < x[2] < x[1]
+
+
+def test_the_page_lets_no_other_script_run(tmp_path: Path) -> None:
+    """Its policy names the digest of its one script, and elements have no handlers of events."""
+    make_run(tmp_path / "run", [-9.0])
+    text = report.write_report([tmp_path], tmp_path / "page.html").read_text(encoding="utf-8")
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
+    (script,) = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in policy.split("; ")
+    assert not re.search(r"<[a-z][^>]*\son[a-z]+=", text.replace(script, ""))
