@@ -14,13 +14,14 @@ import contextlib
 import difflib
 import importlib.abc
 import importlib.util
+import itertools
 import os
 import random
 import re
 import resource
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,20 +65,39 @@ class Mutant:
     change: str
 
 
-def mutants(file: Path) -> Iterator[Mutant]:
-    """All changes of a file that are more than annotations."""
-    from cosmic_ray import plugins
-    from cosmic_ray.mutating import mutate_code
+@dataclass(frozen=True)
+class Place:
+    """Where an operator can change a file: one of its occurrences there."""
 
-    source = file.read_text()
-    for name in filter(_OPERATORS.search, plugins.operator_names()):
-        operator_class = plugins.get_operator(name)
-        occurrence = 0
-        while (changed := mutate_code(source, operator_class(), occurrence)) is not None:
-            occurrence += 1
-            if meaning(changed) != meaning(source):
+    file: Path
+    operator: str
+    occurrence: int
+
+    def mutant(self) -> Mutant | None:
+        """The changed file, or None if it means the same, or nothing: the star of an argument is not a product."""
+        from cosmic_ray import plugins
+        from cosmic_ray.mutating import mutate_code
+
+        source = self.file.read_text()
+        changed = mutate_code(source, plugins.get_operator(self.operator)(), self.occurrence)
+        with contextlib.suppress(SyntaxError):
+            if changed is not None and meaning(changed) != meaning(source):
                 line, change = difference(source, changed)
-                yield Mutant(str(file.relative_to(ROOT)), name.split("/")[1], changed, line, change)
+                return Mutant(str(self.file.relative_to(ROOT)), self.operator.split("/")[1], changed, line, change)
+        return None
+
+
+def places(file: Path) -> list[Place]:
+    """All places of a file."""
+    from cosmic_ray import plugins
+    from cosmic_ray.ast import ast_nodes, get_ast
+
+    nodes, found = list(ast_nodes(get_ast(file.read_text()))), []
+    for name in filter(_OPERATORS.search, plugins.operator_names()):
+        operator = plugins.get_operator(name)()
+        n = sum(len(list(operator.mutation_positions(node))) for node in nodes)
+        found += [Place(file, name, occurrence) for occurrence in range(n)]
+    return found
 
 
 def meaning(source: str) -> str:
@@ -165,11 +185,11 @@ def reached(data_file: Path) -> dict[str, set[int]]:
     return {str(Path(name).relative_to(ROOT)): set(data.lines(name) or ()) for name in data.measured_files()}
 
 
-def drawn(every: Sequence[Mutant], n: int, seed: int) -> list[Mutant]:
-    """A sample, in which changes of numbers, of which there are most, are a quarter as likely as others."""
+def drawn(every: Sequence[Place], seed: int) -> list[Place]:
+    """All places in random order, in which changes of numbers, of which there are most, come later than others."""
     generator = random.Random(seed)
-    keys = {i: generator.random() ** (4 if each.operator == "NumberReplacer" else 1) for i, each in enumerate(every)}
-    return [every[i] for i in sorted(keys, key=keys.__getitem__, reverse=True)[:n]]
+    keys = {i: generator.random() ** (4 if "NumberReplacer" in each.operator else 1) for i, each in enumerate(every)}
+    return [every[i] for i in sorted(keys, key=keys.__getitem__, reverse=True)]
 
 
 def main() -> int:
@@ -197,11 +217,11 @@ def main() -> int:
             return 1
         lines = reached(data_file)
         data_file.unlink()
-        every = [each for file in sorted((ROOT / package).glob("*.py")) for each in mutants(file)]
-        print(f"{package}: {len(every)} changes", flush=True)
-        sample = drawn(every, options.sample // len(options.packages), options.seed)
+        every = [each for file in sorted((ROOT / package).glob("*.py")) for each in places(file)]
+        print(f"{package}: {len(every)} places", flush=True)
+        made = filter(None, (place.mutant() for place in drawn(every, options.seed)))
         budget = _children_seconds() + options.seconds / len(options.packages)
-        for mutant in sample:
+        for mutant in itertools.islice(made, options.sample // len(options.packages)):
             if mutant.line not in lines.get(mutant.file, ()):
                 found = "not reached"
             elif _children_seconds() > budget:
