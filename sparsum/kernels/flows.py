@@ -154,7 +154,7 @@ def _slope_at(values, inverse, change, length, normaliser, n_parts, BLOCK: tl.co
 @triton.jit
 def _length(values, inverse, change, slope, normaliser, n_parts, BLOCK: tl.constexpr):
     """The length of the step, at most 1, by regula falsi on the slope, which increases."""
-    most, low, at_low = -_OVERSHOOT * slope, slope * 0, slope
+    most, low, at_low = slope * -_OVERSHOOT, slope * 0, slope
     high = low + 1
     length = high
     now = _slope_at(values, inverse, change, length, normaliser, n_parts, BLOCK)
@@ -185,7 +185,7 @@ def minimise(
     # The mean is off by a multiple of the error, which grows with the length: continue down to rounding.
     is_done = (error <= _TOLERANCE) & (error >= last / 2)
     while ~is_done & (n_steps < max_steps) & (error < float("inf")):
-        ridge = tl.maximum(_RIDGE * tl.minimum(error, 1.0), _LEAST_RIDGE)
+        ridge = tl.maximum(tl.minimum(error, 1.0) * _RIDGE, _LEAST_RIDGE)
         _eliminate(values, inverse, errors, gains, lines, size, most, n, ridge, TAGS)
         slope, normaliser = _return(values, inverse, errors, gains, lines, change, size, most, n, TAGS)
         length = _length(values, inverse, change, slope, normaliser, n_parts, BLOCK)
