@@ -80,6 +80,7 @@ def rows_to_map() -> Inputs:
         yield normal(6).expand(3, -1), alpha, None
 
     yield normal(2, 300), 4 / 3, None
+    yield normal(2, 300), 5 / 3, None  # which has no whole exponent
     for alpha in (1.3, 2.5):
         for dtype in (torch.float32, torch.float64):
             yield odd_rows(9, dtype), alpha, None
