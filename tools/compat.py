@@ -137,10 +137,11 @@ def main() -> int:
     """Try all environments that the command line asks for; the exit status is 1 if a test failed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--torch", action="append", metavar="2.N", help="a minor version; may be repeated")
+    parser.add_argument("--python", action="append", metavar="FILE", help="an interpreter; may be repeated")
     parser.add_argument("tests", nargs="*", default=CORE, help="what is run in place of the core tests")
     given = parser.parse_args()
     n_failed = 0
-    for python in pythons():
+    for python in given.python or pythons():
         for torch in given.torch or torches():
             for row in tried(python, torch, given.tests):
                 sys.stdout.write(f"{row}\n")

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import get_completion_class
-from rich.console import Console
 
 from sparsum_experiments.data_command import data_command
 from sparsum_experiments.errors import UsageError
@@ -30,6 +29,7 @@ from sparsum_experiments.registry import (
     hint,
     uses,
 )
+from sparsum_experiments.terminal import Terminal
 
 if TYPE_CHECKING:
     from sparsum_experiments.options import Option
@@ -42,7 +42,7 @@ _RUN_DATA = click.option("--data-dir", help="The folder of all data sets. [defau
 
 def say(text: str, *, error: bool = False) -> None:
     """Print a line as it is; control characters in it do not reach the terminal."""
-    Console(stderr=error, markup=False).print(printable(text), highlight=False, soft_wrap=True)
+    Terminal(stderr=error).print(printable(text), highlight=False, soft_wrap=True)
 
 
 class _Experiments(click.Group):
@@ -243,7 +243,7 @@ def evaluate(runs: tuple[pathlib.Path, ...], samples: int, annealed: int, limit:
             continue
         here = pathlib.Path.cwd()
         say(str(folder.relative_to(here) if folder.is_relative_to(here) else folder))
-        Console().print(metrics_table(metrics))
+        Terminal(markup=True).print(metrics_table(metrics))
     if limit is not None:
         say(f"of at most {limit} examples, so not kept with the runs")
     if problems:
@@ -354,7 +354,7 @@ def report(
     file = reports.page_file(first if out is None else out)
     reports.check_page_file(file)
     sections, problems = reports.read_sections(runs)
-    Console().print(reports.sections_table(sections, problems))
+    Terminal(markup=True).print(reports.sections_table(sections, problems))
     reports.write_page(sections, problems, file, data_dir)
     say(str(file))
     raise SystemExit(0 if sections else 1)

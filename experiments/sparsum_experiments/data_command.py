@@ -13,6 +13,7 @@ import click
 
 from sparsum_experiments.errors import UsageError
 from sparsum_experiments.files import printable
+from sparsum_experiments.terminal import Terminal
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
@@ -30,7 +31,6 @@ def data_command() -> None:
 @_data_dir
 def list_all(data_dir: pathlib.Path) -> None:
     """List the data sets, which experiments can use them, and where they were found."""
-    from rich.console import Console
     from rich.table import Column, Table
 
     from sparsum_experiments import data
@@ -41,7 +41,7 @@ def list_all(data_dir: pathlib.Path) -> None:
         found = known.found if known.found is not None else f"nowhere: sparsum data get {known.name} --data-dir {data_dir}"
         row = (known.name, ", ".join(known.experiments), known.content, size, found)
         table.add_row(*map(printable, row))
-    Console(markup=False).print(table)
+    Terminal().print(table)
 
 
 @data_command.command()
@@ -110,11 +110,10 @@ def features(folder: pathlib.Path, out: pathlib.Path, network: str, size: int, b
 
 @contextmanager
 def _progress(title: str, column: ProgressColumn) -> Iterator[Callable[[int, int], None]]:
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = TextColumn("{task.description}", markup=False), BarColumn(), column, TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=Terminal(stderr=True, markup=True), transient=True) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 

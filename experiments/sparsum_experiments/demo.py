@@ -6,12 +6,12 @@ import pathlib
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from sparsum_experiments.report import write_report
 from sparsum_experiments.runs import RunFolder
 from sparsum_experiments.sweep import Board, Phase, PlannedRun, make_plan, sweep
+from sparsum_experiments.terminal import Terminal
 from sparsum_experiments.training.evaluate import evaluate_run
 
 # Enough importance samples for a look; the paper takes 1,024.
@@ -39,7 +39,7 @@ PARTS = (
 
 def run_demo(out: pathlib.Path, jobs: int) -> int:
     """Make all runs, evaluate them, print a table and write a report; returns the exit status."""
-    console, messages = Console(markup=False), Console(stderr=True, markup=False)
+    console, messages = Terminal(), Terminal(stderr=True)
     plans = [_plan(part, out) for part in PARTS]
     with Board(messages, jobs) as board:
         entries, is_stopped = sweep([run for plan in plans for run in plan], jobs, board)

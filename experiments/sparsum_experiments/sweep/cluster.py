@@ -161,7 +161,7 @@ class Cluster:
                 entry.log_size, entry.n_attempts = log_size(entry.run), entry.n_attempts + 1
                 tasks[make(entry.run)] = entry
             elif log_size(entry.run) > entry.log_size:
-                entry.phase, entry.began_at = Phase.RUNNING, time.time()
+                entry.begin()
 
     def _collect(self, tasks: dict[Any, Entry], watcher: Watcher) -> None:
         """Look which tasks have ended, and how."""
@@ -169,7 +169,7 @@ class Cluster:
         for task in ended:
             entry = tasks.pop(task)
             if entry.phase is Phase.RUNNING:
-                entry.seconds += time.time() - entry.began_at
+                entry.seconds += entry.elapsed()
             try:
                 settle(entry, self.ray.get(task), watcher)
             except (self.ray.exceptions.RayError, OSError) as error:

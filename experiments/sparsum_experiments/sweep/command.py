@@ -34,6 +34,7 @@ from sparsum_experiments.sweep.plan import PlannedRun, counted
 from sparsum_experiments.sweep.search import Launch, Trial, search_table
 from sparsum_experiments.sweep.search import search as run_search
 from sparsum_experiments.sweep.tuned import tuned_settings
+from sparsum_experiments.terminal import Terminal
 from sparsum_experiments.training.progress import in_words
 from sparsum_experiments.training.start import device_of
 
@@ -177,7 +178,7 @@ def best_settings(plan: Sequence[PlannedRun]) -> list[Summary]:
 
 def _console(*, stderr: bool = False) -> Console:
     is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return Console(stderr=stderr, markup=False, width=None if is_terminal else _PLAIN_WIDTH)
+    return Terminal(stderr=stderr, width=None if is_terminal else _PLAIN_WIDTH)
 
 
 class Board(Live):
@@ -234,7 +235,7 @@ def seconds_left(entries: Sequence[Entry], progress: Mapping[str, Progress], job
         kind = entry.run.experiment, entry.run.method
         if found := progress.get(entry.run.key):
             lefts.append(found["seconds_left"])
-            lengths[kind].append(time.time() - entry.began_at + lefts[-1])
+            lengths[kind].append(entry.elapsed() + lefts[-1])
         elif entry.phase in {Phase.WAITING, Phase.RUNNING}:
             unknown.append(kind)
         elif entry.phase is Phase.FINISHED and entry.n_attempts:

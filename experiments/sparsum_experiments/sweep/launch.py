@@ -48,7 +48,8 @@ class Entry:
     phase: Phase
     n_attempts: int = 0  # by this sweep
     reason: str = ""  # why the last attempt failed
-    began_at: float = 0.0  # the last attempt, by `time.time`
+    began_at: float = 0.0  # the last attempt, by `time.time`, to which the times in files are compared
+    began: float = 0.0  # the same by `time.monotonic`, which does not jump
     seconds: float = 0.0  # of the attempts that have ended
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)  # of the attempt that is running
     log_size: int = 0  # before the last attempt, where it is started elsewhere
@@ -57,8 +58,16 @@ class Entry:
         """Wait for the process to end; returns its exit status."""
         assert self.process is not None
         self.process.communicate()  # closes the pipe, too
-        status, self.process, self.seconds = self.process.returncode, None, self.seconds + time.time() - self.began_at
+        status, self.process, self.seconds = self.process.returncode, None, self.seconds + self.elapsed()
         return status
+
+    def begin(self) -> None:
+        """Note that an attempt has begun."""
+        self.phase, self.began_at, self.began = Phase.RUNNING, time.time(), time.monotonic()
+
+    def elapsed(self) -> float:
+        """The seconds since the attempt that is running has begun."""
+        return time.monotonic() - self.began
 
     def find_phase(self) -> None:
         """Look in the folder whether the run, which has no process now, is finished."""
@@ -119,7 +128,8 @@ def _start(entries: Sequence[Entry], jobs: int, n_threads: int, environment: Map
     n_free = jobs - sum(entry.phase is Phase.RUNNING for entry in entries)
     for entry in waiting[: max(n_free, 0)]:
         entry.process = start_process(entry.run, n_threads, environment)
-        entry.phase, entry.began_at, entry.n_attempts = Phase.RUNNING, time.time(), entry.n_attempts + 1
+        entry.begin()
+        entry.n_attempts += 1
 
 
 def _collect(entries: Sequence[Entry], watcher: Watcher) -> None:

@@ -96,6 +96,8 @@ class Training:
                     f"{file} does not fit this run or this version; delete it to start from the beginning"
                 ) from error
             self._is_begun = True
+        elif n_lost := len(self.folder.metrics()):
+            self.line.say(f"{file} is missing: training starts from the beginning, and epochs 1 to {n_lost} are run again")
         self.folder.keep_metrics(self.place.epoch)
 
     def run(self) -> list[dict[str, Any]]:

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from sparsum_experiments.experiment import AbstractExperiment
+from sparsum_experiments.terminal import Terminal
 
 # How often a line is printed where there is no terminal.
 _PLAIN_SECONDS = 10.0
@@ -25,7 +25,7 @@ class LiveLine:
         args = experiment.args
         self.title, self.n_epochs = f"{experiment.name} {args.method} seed {args.seed}", args.epochs
         self.criterion = experiment.criterion_of(args.method)
-        self.console = Console(file=sys.stderr, markup=False, quiet=is_quiet)
+        self.console = Terminal(file=sys.stderr, quiet=is_quiet)
         columns = [BarColumn(bar_width=12), TextColumn("{task.description}", markup=False)]
         self._bar = Progress(*columns, console=self.console, transient=True, refresh_per_second=4)
         self._task = self._bar.add_task(self.title, total=1.0)
@@ -59,7 +59,10 @@ class LiveLine:
 
     def say(self, text: str) -> None:
         """Print a message."""
-        self.console.print(text, highlight=False, soft_wrap=True)
+        try:
+            self.console.print(text, highlight=False, soft_wrap=True)
+        except OSError:  # where the output goes, the disk is full, or the terminal is gone: training goes on
+            self.console.on_broken_pipe()
 
 
 def in_words(seconds: float) -> str:
@@ -76,7 +79,7 @@ def in_words(seconds: float) -> str:
 @contextlib.contextmanager
 def evaluation_bar() -> Iterator[Callable[[float], None]]:
     """A progress bar, and a function to call with the fraction that is done."""
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    with Progress(console=Terminal(stderr=True, markup=True), transient=True) as bar:
         task = bar.add_task("evaluating", total=1.0)
         yield lambda done: bar.update(task, completed=done)
 

@@ -423,7 +423,7 @@ def test_finished_sweep_is_reported_without_a_process(tmp_path: Path, capsys: py
 def test_board_shows_runs(tmp_path: Path) -> None:
     run, other = tiny_plan(tmp_path, seeds=2)
     progress = {"epoch": 2, "done": 0.25, "loss": 3.14159, "calls": 2.5, "seconds_left": 200.0, "time": time.time() + 1}
-    entries = [Entry(run, Phase.RUNNING, began_at=time.time()), Entry(other, Phase.WAITING)]
+    entries = [Entry(run, Phase.RUNNING, began_at=time.time(), began=time.monotonic()), Entry(other, Phase.WAITING)]
     RunFolder(run.folder).write_progress(progress)
     console = Console(record=True, force_terminal=True, width=120)
     with Board(console, 1) as board:
