@@ -114,6 +114,32 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "normalise": (lambda: estimators.NVIL(3, normalise=1), TypeError, "normalise must be a bool, got int"),  # type: ignore[arg-type]
     "edges": (lambda: sp.Paths(None), TypeError, "edges must be an int64 tensor or a list of ints, got None"),  # type: ignore[arg-type]
     "an edge without a head": (lambda: sp.Paths([(0, None)]), TypeError, "edges must be .* a list of ints, got"),  # type: ignore[list-item]
+    "scores that are a list": (
+        lambda: sp.sparsemax([0.0, 1.0]),  # type: ignore[arg-type]
+        TypeError,
+        "must be a torch.Tensor, got list",
+    ),
+    "probabilities that are a list": (
+        lambda: sp.SparseDistribution.from_dense([[1.0]]),  # type: ignore[arg-type]
+        TypeError,
+        "probs must be a torch.Tensor, got list",
+    ),
+    "no items": (lambda: sp.Knapsack((), 3), ValueError, "weights must have at least one item, got none"),
+    "progress": (
+        lambda: sp.diagnose(X, sp.OneOf(3), lambda z: z.float(), [estimators.Sparse()], progress=3),  # type: ignore[arg-type]
+        TypeError,
+        "progress must be a function or None, got int",
+    ),
+    "costs": (
+        lambda: sp.sparsemap_loss(X, sp.OneOf(3), torch.tensor([0, 1]), cost=(X, X)),
+        ValueError,
+        "cost must have at most as many tensors as scores, 1, got 2",
+    ),
+    "targets": (
+        lambda: sp.sparsemap_loss(X, sp.OneOf(3), (X, X)),
+        ValueError,
+        "target must have as many tensors as scores, 1, got 2",
+    ),
     "atoms without dimensions": (
         lambda: q.with_atoms(torch.tensor(3), sp.OneOf(3)),
         ValueError,
@@ -261,3 +287,10 @@ def test_large_scores_are_not_taken_for_forbidden_ones(structure: sp.AbstractStr
         assert single.log_prob(best) == 0
         assert single.log_partition == pytest.approx(float(structure.score(scores[None], best[None], torch.zeros(1).long())))
         assert torch.equal(single.mean, structure.vectors(best[None])[0].to(scores))
+
+
+@pytest.mark.parametrize("structure", [*SUMMED, *STRUCTURES], ids=repr)
+def test_structures_are_not_equal_to_other_things(structure: sp.AbstractStructure) -> None:
+    others: list[Any] = [3, "structure", sp.OneOf(7)]
+    assert all(structure != other for other in others)
+    assert structure == structure
