@@ -3,7 +3,8 @@
 The names are those of that module, where the formulas are explained. A step makes four passes over the positions of a chain:
 it measures the errors of the equations, eliminates one position after the other, goes back, and moves the multipliers.
 Positions exchange numbers through memory; a barrier precedes every read of what other threads wrote. All threads must agree
-on when to stop: see `FUSION` in `sparsum.kernels.launch`.
+on when to stop: see `FUSION` in `sparsum.kernels.launch`. A mask of tags by tags is not combined with a condition on the
+position, which the interpreter of Triton 3.9 refuses.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -29,15 +30,16 @@ _OVERSHOOT, _MAX_CUTS = tl.constexpr(0.7), tl.constexpr(12)
 def _measure(values, inverse, errors, size, most, n, TAGS: tl.constexpr):
     """Write the errors of the equations of alpha, and after all of them those of beta; return the largest."""
     tag, a, b = tl.arange(0, TAGS), tl.arange(0, TAGS)[:, None], tl.arange(0, TAGS)[None, :]
-    is_tag, is_pair = tag < n, (a < n) & (b < n)
+    is_tag = tag < n
     into, error = tl.zeros([TAGS], tl.float64), tl.sum(tl.zeros([TAGS], tl.float64), 0)
     i = size * 0
     while i < size:
         has_next, here, next_ = i < size - 1, i * n, (most + i * n) * n
+        is_next = (a < tl.where(has_next, n, 0)) & (b < n)
         u = tl.maximum(tl.load(values + here + tag, mask=is_tag, other=0.0), 0.0)
         u = u * tl.load(inverse + here + tag, mask=is_tag, other=0.0)
-        v = tl.maximum(tl.load(values + next_ + a * n + b, mask=is_pair & has_next, other=0.0), 0.0)
-        v = v * tl.load(inverse + next_ + a * n + b, mask=is_pair & has_next, other=0.0)
+        v = tl.maximum(tl.load(values + next_ + a * n + b, mask=is_next, other=0.0), 0.0)
+        v = v * tl.load(inverse + next_ + a * n + b, mask=is_next, other=0.0)
         after, before = tl.where(has_next, u - tl.sum(v, 1), 0.0), u - into
         before = tl.where(i == 0, tl.where(tag == 0, tl.sum(before, 0) - 1, 0.0), before)
         tl.store(errors + here + tag, after, mask=is_tag)
@@ -59,10 +61,11 @@ def _eliminate(values, inverse, errors, gains, lines, size, most, n, ridge, TAGS
     i = size * 0
     while i < size:
         has_next, here, next_ = i < size - 1, i * n, (most + i * n) * n
+        is_next = (a < tl.where(has_next, n, 0)) & (b < n)
         p = tl.load(inverse + here + tag, mask=is_tag, other=0.0)
         p = tl.where(tl.load(values + here + tag, mask=is_tag, other=0.0) > 0, p, 0.0)
-        q = tl.load(inverse + next_ + a * n + b, mask=is_pair & has_next, other=0.0)
-        q = tl.where(tl.load(values + next_ + a * n + b, mask=is_pair & has_next, other=0.0) > 0, q, 0.0)
+        q = tl.load(inverse + next_ + a * n + b, mask=is_next, other=0.0)
+        q = tl.where(tl.load(values + next_ + a * n + b, mask=is_next, other=0.0) > 0, q, 0.0)
         after = tl.load(errors + here + tag, mask=is_tag, other=0.0)
         before = tl.load(errors + most * n + here + tag, mask=is_tag, other=0.0)
         coupling = tl.where(has_next, p, 0.0)
@@ -112,14 +115,15 @@ def _eliminate(values, inverse, errors, gains, lines, size, most, n, ridge, TAGS
 def _return(values, inverse, errors, gains, lines, change, size, most, n, TAGS: tl.constexpr):
     """Backward substitution: write the change of all values; return its slope, and the change of beta_0."""
     tag, a, b = tl.arange(0, TAGS), tl.arange(0, TAGS)[:, None], tl.arange(0, TAGS)[None, :]
-    is_tag, is_pair = tag < n, (a < n) & (b < n)
+    is_tag = tag < n
     beta, slope = tl.zeros([TAGS], tl.float64), tl.sum(tl.zeros([TAGS], tl.float64), 0)
     normaliser, i = slope, size - 1
     while i >= 0:
         has_next, here, next_ = i < size - 1, i * n, (most + i * n) * n
-        gain = tl.load(gains + here * n + a * n + b, mask=is_pair & has_next, other=0.0)
-        q = tl.load(inverse + next_ + a * n + b, mask=is_pair & has_next, other=0.0)
-        q = tl.where(tl.load(values + next_ + a * n + b, mask=is_pair & has_next, other=0.0) > 0, q, 0.0)
+        is_next = (a < tl.where(has_next, n, 0)) & (b < n)
+        gain = tl.load(gains + here * n + a * n + b, mask=is_next, other=0.0)
+        q = tl.load(inverse + next_ + a * n + b, mask=is_next, other=0.0)
+        q = tl.where(tl.load(values + next_ + a * n + b, mask=is_next, other=0.0) > 0, q, 0.0)
         line = lines + 4 * here + tag
         mine = tl.load(line, mask=is_tag, other=0.0) - tl.sum(gain * beta[None, :], 1)
         normaliser = tl.sum(tl.where(tag == 0, mine, 0.0), 0)
@@ -128,7 +132,7 @@ def _return(values, inverse, errors, gains, lines, change, size, most, n, TAGS: 
         moved = tl.sum(q * beta[None, :], 1) / tl.load(line + 3 * n, mask=is_tag, other=1.0)
         alpha = tl.where(has_next, -(scaled + ratio * mine + moved), 0.0)
         tl.store(change + here + tag, alpha + mine, mask=is_tag)
-        tl.store(change + next_ + a * n + b, -alpha[:, None] - beta[None, :], mask=is_pair & has_next)
+        tl.store(change + next_ + a * n + b, -alpha[:, None] - beta[None, :], mask=is_next)
         after = tl.load(errors + here + tag, mask=is_tag, other=0.0)
         before = tl.load(errors + most * n + here + tag, mask=is_tag, other=0.0)
         slope += tl.sum(after * alpha + before * mine, 0)
