@@ -19,7 +19,7 @@ from sparsum.solvers.polish import Found
 from sparsum.solvers.quadratic import Padded, Quadratic, scale_of, unpack
 from sparsum.solvers.rounding import centred, relative_to
 from sparsum.structures import BoundScores
-from sparsum.structures.scores import NoDistribution, check_vectors, flatten
+from sparsum.structures.scores import NoDistribution, check_atoms, check_vectors, flatten
 
 #: Sums of scores up to this are exact.
 _MODERATE = 256
@@ -241,6 +241,7 @@ def _best_atoms(problem: Quadratic, rows: BoundScores) -> tuple[Quadratic, Tenso
     is_forbidden = problem.is_forbidden if is_any_forbidden else None
     problem = dataclasses.replace(problem, is_forbidden=is_forbidden, is_wide=is_wide)
     best = problem.best(rows.flat)
+    check_atoms(rows.structure, best, rows.n_rows)
     check_vectors(rows.structure, rows.structure.vectors(best), rows.flat.shape[-1])
     if problem.is_forbidden is not None:
         allows_nothing = ((problem.vectors(best) != 0) & problem.is_forbidden).any(-1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsum.arguments import check_int
-from sparsum.structures.scores import BoundScores, check_vectors, flatten
+from sparsum.structures.scores import BoundScores, check_atoms, check_vectors, flatten
 
 
 def kbest(bound: BoundScores, k: int) -> Tensor:
@@ -152,6 +152,7 @@ class _Search:
             tilted = torch.where(is_rival, -torch.inf, flat)
         nodes = self.bound.select(row).with_flat(torch.where(is_forbidden, -torch.inf, tilted))
         atoms = nodes.argmax()
+        check_atoms(nodes.structure, atoms, nodes.n_rows)
         vectors = nodes.structure.vectors(atoms)
         check_vectors(nodes.structure, vectors, flat.shape[-1])
         is_used = flatten(vectors) != 0

@@ -194,6 +194,15 @@ def unflatten(
     return tensors if isinstance(like, tuple) else tensors[0]
 
 
+def check_atoms(structure: AbstractStructure, atoms: Tensor, n_rows: int) -> None:
+    """Raise a ValueError unless `argmax` has returned one atom per row."""
+    if atoms.shape[:1] != (n_rows,):
+        raise ValueError(
+            f"argmax of {structure!r} must return one atom for each of the {n_rows} rows of scores, got shape "
+            f"{tuple(atoms.shape)}; define score_shape if an example's scores have more than one dimension"
+        )
+
+
 def check_vectors(structure: AbstractStructure, vectors: Scores, n_parts: int) -> None:
     """Raise a ValueError unless the flattened vectors of a structure have the number of parts of its scores."""
     n_seen = flatten(vectors).shape[-1] if as_tuple(vectors)[0].ndim > 1 else 1

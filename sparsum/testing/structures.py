@@ -128,7 +128,14 @@ def _in_double(draw: RandomScores) -> RandomScores:
 
 def _check_all_forbidden(report: Report, bound: BoundScores, members: Tensor | None) -> None:
     """Check that `argmax` returns an assignment even for fully masked rows."""
-    atoms = bound.map(lambda tensor: torch.full_like(tensor, -torch.inf)).argmax()
+    forbidding = bound.map(lambda tensor: torch.full_like(tensor, -torch.inf))
+    try:
+        atoms = forbidding.argmax()
+    except Exception as error:  # whatever the user's code raises
+        raise AssertionError(
+            f"all forbidden: with all scores at -inf, argmax raises {type(error).__name__}: {error}; it must return any "
+            "assignment of the structure"
+        ) from error
     is_member = bound.structure.contains(atoms)
     if members is not None:
         is_member = is_member & (index_of(atoms, members.to(atoms)) >= 0)

@@ -165,6 +165,19 @@ def test_broken_structures_are_found(structure: NoTwoInARow, message: str) -> No
         sp.testing.check_structure(structure, members=structure.members())
 
 
+def test_an_argmax_that_fails_where_all_is_forbidden_is_named() -> None:
+    """An error of the structure's own is reported with the scores that it was raised for."""
+
+    class Strict(NoTwoInARow):
+        def argmax(self, scores: Tensor) -> Tensor:
+            if bool((scores == -torch.inf).all()):
+                raise RuntimeError("index -1 is out of bounds")
+            return super().argmax(scores)
+
+    with pytest.raises(AssertionError, match=r"all scores at -inf, argmax raises RuntimeError: index -1 is out of bounds"):
+        sp.testing.check_structure(Strict(4))
+
+
 def test_structures_that_are_too_large_or_shapeless_say_so() -> None:
     with pytest.raises(ValueError, match="at most 5000 assignments"):
         sp.testing.check_structure(sp.Bits(13))

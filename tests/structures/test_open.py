@@ -230,6 +230,27 @@ def test_forgotten_vectors_are_named() -> None:
             call(Forgotten())
 
 
+def test_a_forgotten_score_shape_is_named() -> None:
+    """Scores of two dimensions are then taken for a batch of rows, of which argmax finds fewer atoms."""
+
+    class Shapeless(sp.AbstractStructure):
+        def argmax(self, scores: Tensor) -> Tensor:
+            return torch.nn.functional.one_hot(scores.flatten(-2).argmax(-1) % 6, 6).unflatten(-1, (2, 3)).to(scores)
+
+        def __repr__(self) -> str:
+            return "Shapeless()"
+
+    calls: list[Callable[[Tensor], object]] = [
+        lambda scores: sp.sparsemap(scores, Shapeless()),
+        lambda scores: sp.topk_sparsemax(scores, Shapeless(), 2),
+    ]
+    for call in calls:
+        with pytest.raises(
+            ValueError, match=r"argmax of Shapeless\(\) must return one atom for each of .*define score_shape"
+        ):
+            call(torch.randn(4, 2, 3))
+
+
 def even_argmax(_structure: sp.AbstractStructure, scores: Tensor) -> Tensor:
     """The best bits of which an even number is 1: the positive ones, the least important of them flipped if need be."""
     best = (scores > 0).to(scores.dtype)
