@@ -36,7 +36,8 @@ def check_mask(x: Tensor, mask: Tensor) -> None:
     """Raise unless ``mask`` is a boolean tensor that broadcasts to the shape of ``x``."""
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         seen = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"mask must be a tensor of dtype torch.bool, True where an entry is allowed, got {seen}")
+        hint = "; add a mask of 0 and -inf to the scores" if isinstance(mask, Tensor) and mask.is_floating_point() else ""
+        raise TypeError(f"mask must be a tensor of dtype torch.bool, True where an entry is allowed, got {seen}{hint}")
     check_dense("mask", mask)
     if not _broadcasts_to(mask.shape, x.shape):
         raise ValueError(f"mask must broadcast to the shape of x, {tuple(x.shape)}, got {tuple(mask.shape)}")
@@ -91,9 +92,13 @@ def _one_per_row(name: str, value: Tensor, x: Tensor, dim: int) -> Tensor:
     batch = x.shape[:dim] + x.shape[dim + 1 :]
     rows = value.squeeze(dim) if value.ndim == x.ndim and value.shape[dim] == 1 else value
     if not _broadcasts_to(rows.shape, batch):
+        # As (heads,) or (heads, 1, 1) for x of shape (batch, heads, queries, keys).
+        places = [i for i, size in enumerate(batch) if size == value.numel() == max(value.shape)]
+        shape = (value.numel(), *[1] * (len(batch) - 1 - places[0])) if len(places) == 1 else None
+        hint = f"; for one per entry of dimension {places[0]} of the rows, use shape {shape}" if shape else ""
         raise ValueError(
             f"{name} must broadcast to the rows of x, {tuple(batch)} (or have the number of dimensions of x and size 1 "
-            f"in dim), got {tuple(value.shape)} for x of shape {tuple(x.shape)} and dim {dim}"
+            f"in dim), got {tuple(value.shape)} for x of shape {tuple(x.shape)} and dim {dim}{hint}"
         )
     return rows.expand(batch)
 

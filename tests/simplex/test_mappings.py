@@ -374,6 +374,7 @@ X = torch.randn(2, 3)
         (lambda: sp.sparsemax(X, k=0), ValueError, "k must be at least 1, got 0"),
         (lambda: sp.sparsemax(X, k=True), TypeError, "k must be an int, got bool"),
         (lambda: sp.sparsemax(X, mask=torch.ones(2, 3)), TypeError, "mask must be a tensor of dtype torch.bool"),
+        (lambda: sp.sparsemax(X, mask=torch.zeros(2, 3)), TypeError, "float32; add a mask of 0 and -inf to the scores"),
         (lambda: sp.sparsemax(X, mask=torch.ones(2, 2) > 0), ValueError, "broadcast to the shape of x, (2, 3), got (2, 2)"),
         (lambda: sp.entmax(X, 0.9), ValueError, "alpha must be a finite number of at least 1, got 0.9"),
         (lambda: sp.entmax(X, math.nan), ValueError, "got nan"),
@@ -383,6 +384,11 @@ X = torch.randn(2, 3)
         (lambda: sp.entmax(X, torch.tensor([1.5, torch.inf])), ValueError, "alpha must be finite everywhere, got inf"),
         (lambda: sp.entmax(X, torch.tensor(2)), TypeError, "alpha must have a floating-point dtype, got torch.int64"),
         (lambda: sp.entmax(X, torch.ones(3)), ValueError, "alpha must broadcast to the rows of x, (2,)"),
+        (
+            lambda: sp.entmax(torch.zeros(2, 4, 5, 6), torch.full((4, 1, 1), 1.5)),
+            ValueError,
+            "and dim 3; for one per entry of dimension 1 of the rows, use shape (4, 1)",
+        ),
         (lambda: sp.embed([0], X), TypeError, "z must be a torch.Tensor, got list"),  # type: ignore[arg-type]
         (lambda: sp.embed(torch.zeros(2, 4), X), ValueError, "z must have shape (*batch, 2)"),
         (

@@ -75,6 +75,8 @@ def measures_note(section: Section, rows: Sequence[Row], header: Iterable[str]) 
     """What the numbers of a table are."""
     counts = sorted({len(row.runs) for row in rows if row.runs})
     if not counts:
+        if any(run.is_finished for row in rows for run in row.left_out):
+            return f"No run on {section.data} has test metrics yet: sparsum evaluate measures them."
         return f"No run on {section.data} is finished{' and evaluated' * (not section.kind.is_own)} yet."
     n_seeds = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     what = "one seed each" if counts == [1] else f"means ± standard errors over {n_seeds} seeds"
@@ -151,6 +153,8 @@ def unfinished_note(summaries: Iterable[Summary], beginning: str) -> str:
 def left_out_note(rows: Sequence[Row]) -> str:
     """The runs that are not averaged, and why; without those that a search stopped, on which there is another note."""
     left_out = [(row.label, run) for row in rows for run in row.left_out if not run.stop]
+    if not any(row.runs for row in rows) and all(run.is_finished for _, run in left_out):
+        return ""  # none is evaluated, which `measures_note` says
     named = [f"{label}, seed {run.args['seed']} ({_reason(run)})" for label, run in left_out]
     return f"Not averaged, {len(named)} run{'s' * (len(named) != 1)}: {'; '.join(named)}." if named else ""
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
+import shlex
 import statistics
 import sys
 import time
@@ -117,7 +118,11 @@ def sweep_command(
         n_left = sum(entry.phase is not Phase.FINISHED for entry in entries)
         say(messages, f"stopped with {n_left} of {counted(len(plan), 'run')} left; run the same command again to resume")
         return 130
-    return int(any(entry.phase is Phase.FAILED for entry in entries))
+    if any(entry.phase is Phase.FAILED for entry in entries):
+        return 1
+    where = shlex.quote(str(folder))
+    say(messages, f"next: {'' if evaluate else f'sparsum evaluate {where}; '}sparsum report {where}")
+    return 0
 
 
 def _make(

@@ -126,6 +126,15 @@ def test_no_finished_run_is_said(tmp_path: Path) -> None:
     assert table_of(tmp_path).notes[0] == "No run on mnist is finished and evaluated yet."
 
 
+def test_runs_without_test_metrics_are_said_once(tmp_path: Path) -> None:
+    """Finished runs that were not evaluated: one note says what measures them, and none that they are left out."""
+    for seed in (0, 1):
+        make_run(tmp_path / str(seed), None, seed=seed)
+    notes = table_of(tmp_path).notes
+    assert notes[0] == "No run on mnist has test metrics yet: sparsum evaluate measures them."
+    assert not any("Not averaged" in note for note in notes)
+
+
 def test_what_cannot_be_read_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path / "a", {"accuracy": 0.9})

@@ -417,7 +417,9 @@ def test_finished_sweep_is_reported_without_a_process(tmp_path: Path, capsys: py
     for run in tiny_plan(tmp_path, seeds=2):
         write_finished(run, [-2.0, -1.0 - run.args.seed])
     assert command(tmp_path, plan_only=False) == 0
-    assert "-1.5 ±0.5" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "-1.5 ±0.5" in said.out
+    assert said.err.endswith(f"next: sparsum evaluate {tmp_path}; sparsum report {tmp_path}\n")
 
 
 def test_board_shows_runs(tmp_path: Path) -> None:
