@@ -236,7 +236,8 @@ def test_a_forgotten_score_shape_is_named() -> None:
     class Shapeless(sp.AbstractStructure):
         def argmax(self, scores: Tensor) -> Tensor:
             best = scores.flatten(-2).argmax(-1, keepdim=True) % 6
-            return torch.zeros(*best.shape[:-1], 6).scatter(-1, best, 1.0).unflatten(-1, (2, 3)).to(scores)
+            bits = torch.zeros(*best.shape[:-1], 6).scatter(-1, best, 1.0).to(scores)
+            return bits.reshape(*bits.shape[:-1], 2, 3)
 
         def __repr__(self) -> str:
             return "Shapeless()"
