@@ -32,7 +32,7 @@ _UNKNOWN = (
 _NO_BIAS = "-: unknown, because the assignments times examples are more than max_terms, or cannot be enumerated."
 _ADVICE = (
     "noise: the largest bias or distance that is due to finitely many draws. The variance is that of one step, and says "
-    "nothing about the direction. Which method trains the best model, none of the columns tells: train some of them."
+    "nothing about the direction. No column says which method trains the best model: train some of them."
 )
 
 
