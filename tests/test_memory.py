@@ -16,7 +16,7 @@ def test_a_cycle_leaves_no_tensors(device: str, is_captured: bool) -> None:
     for usage in (before, after):
         assert usage.fewest == 1
         assert usage.most >= N
-    assert after.n_tensors == before.n_tensors
+    assert after.n_tensors <= before.n_tensors  # fewer: what earlier tests left was collected
     assert after.allocated <= before.allocated
 
 

@@ -29,7 +29,6 @@ from sparsum_experiments.registry import (
     hint,
     uses,
 )
-from sparsum_experiments.terminal import Terminal
 
 if TYPE_CHECKING:
     from sparsum_experiments.options import Option
@@ -42,6 +41,8 @@ _RUN_DATA = click.option("--data-dir", help="The folder of all data sets. [defau
 
 def say(text: str, *, error: bool = False) -> None:
     """Print a line as it is; control characters in it do not reach the terminal."""
+    from sparsum_experiments.terminal import Terminal
+
     Terminal(stderr=error).print(printable(text), highlight=False, soft_wrap=True)
 
 
@@ -226,6 +227,7 @@ def evaluate(runs: tuple[pathlib.Path, ...], samples: int, annealed: int, limit:
     """
     from sparsum_experiments.runs import find_runs
     from sparsum_experiments.training.evaluate import evaluate_run
+    from sparsum_experiments.terminal import Terminal
     from sparsum_experiments.training.progress import evaluation_bar, metrics_table
 
     found = find_runs(runs)
@@ -343,6 +345,7 @@ def report(
     Example: sparsum report results -o report.html
     """
     from sparsum_experiments import report as reports
+    from sparsum_experiments.terminal import Terminal
 
     if markdown or latex:
         if out is not None or (markdown and latex):

@@ -13,7 +13,6 @@ import click
 
 from sparsum_experiments.errors import UsageError
 from sparsum_experiments.files import printable
-from sparsum_experiments.terminal import Terminal
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
@@ -34,6 +33,7 @@ def list_all(data_dir: pathlib.Path) -> None:
     from rich.table import Column, Table
 
     from sparsum_experiments import data
+    from sparsum_experiments.terminal import Terminal
 
     table = Table("name", "experiments", "content", "size", Column("found in", overflow="fold"))
     for known in data.known(data_dir):
@@ -111,6 +111,8 @@ def features(folder: pathlib.Path, out: pathlib.Path, network: str, size: int, b
 @contextmanager
 def _progress(title: str, column: ProgressColumn) -> Iterator[Callable[[int, int], None]]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from sparsum_experiments.terminal import Terminal
 
     columns = TextColumn("{task.description}", markup=False), BarColumn(), column, TimeRemainingColumn()
     with Progress(*columns, console=Terminal(stderr=True, markup=True), transient=True) as bar:
