@@ -226,8 +226,8 @@ def evaluate(runs: tuple[pathlib.Path, ...], samples: int, annealed: int, limit:
     Example: sparsum evaluate runs/first
     """
     from sparsum_experiments.runs import find_runs
-    from sparsum_experiments.training.evaluate import evaluate_run
     from sparsum_experiments.terminal import Terminal
+    from sparsum_experiments.training.evaluate import evaluate_run
     from sparsum_experiments.training.progress import evaluation_bar, metrics_table
 
     found = find_runs(runs)
