@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from abc import ABC, abstractmethod
 from typing import Any
@@ -101,9 +100,15 @@ class AbstractStructure(ABC):
     @property
     def score_ndim(self) -> int:
         """The number of trailing dimensions of the scores that belong to one example."""
-        with contextlib.suppress(TypeError):
-            return len(self.score_shape)
-        return 1
+        wanted = self._wanted_shape()
+        return 1 if wanted is None else len(wanted)
+
+    def _wanted_shape(self) -> tuple[int, ...] | None:
+        """`score_shape`, or None if it is undefined; torch 2.8 does not trace ``contextlib.suppress``."""
+        try:
+            return tuple(self.score_shape)
+        except TypeError:
+            return None
 
     @property
     def most_parts(self) -> int | None:
@@ -186,9 +191,7 @@ class AbstractStructure(ABC):
         if not isinstance(scores, Tensor):
             raise TypeError(f"scores for {self!r} must be a torch.Tensor, got {type(scores).__name__}")
         check_floating("scores", scores)
-        wanted: tuple[int, ...] | None = None
-        with contextlib.suppress(TypeError):  # score_shape is optional
-            wanted = tuple(self.score_shape)
+        wanted = self._wanted_shape()
         n_dims = 1 if wanted is None else len(wanted)
         if scores.ndim < n_dims:
             raise ValueError(f"scores for {self!r} must have at least {n_dims} dimension(s), got {tuple(scores.shape)}")
