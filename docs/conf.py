@@ -84,6 +84,8 @@ html_show_sphinx = False
 #: Packages whose public names must all be on a page.
 PUBLIC = [
     "sparsum",
+    "sparsum.captured",
+    "sparsum.diagnosis",
     "sparsum.distributed",
     "sparsum.estimators",
     "sparsum.nn",
@@ -127,7 +129,7 @@ def resolve(app: Sphinx, env: BuildEnvironment, node: Any, contnode: Any) -> Any
     domain = env.domains.python_domain
     bare = re.sub(r"\(.*\)$", "", target).removeprefix("sparsum.").removeprefix("sp.")
     inside = node.get("py:module") or "sparsum"
-    prefixes = [inside, *PUBLIC, *(f"{package}.AbstractStructure" for package in PUBLIC[:1])]
+    prefixes = [inside, *PUBLIC, "sparsum.AbstractStructure"]
     prefixes += ["sparsum.SparseDistribution", "sparsum.solvers.AbstractSolver", "sparsum.estimators.AbstractEstimator"]
     for prefix in prefixes:
         entry = domain.objects.get(f"{prefix}.{bare}")
