@@ -2,8 +2,8 @@
 
 Every method of a task gets the same learning rates to choose from, on validation data, and then the same seeds. Each
 trained model becomes a line of ``results/tasks/NAME.jsonl``; what is there is not made again, so that an interrupted command
-continues. Times are CPU seconds of one thread, or seconds on a GPU. Two commands with different ``--rows`` can run at once. Rows that are
-left out of a setting, because they take too long, are trained if both ``--settings`` and ``--rows`` name them.
+continues. Times are CPU seconds of one thread, or seconds on a GPU. Two commands with different ``--rows`` can run at once.
+Rows that are left out of a setting, because they take too long, are trained if both ``--settings`` and ``--rows`` name them.
 """
 
 from __future__ import annotations
