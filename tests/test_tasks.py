@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import pathlib
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from benchmarks.tasks import __main__ as command
+from benchmarks.tasks import front
 from benchmarks.tasks.records import FOLDER, MARKS, PAGES, Records, best_rate, table, with_tables
 from benchmarks.tasks.task import AbstractTask, Column, Metrics, Options, Trial
 
@@ -86,6 +88,24 @@ def test_unknown_rows_and_settings_are_errors(toy: type[Toy], capsys: pytest.Cap
         with pytest.raises(SystemExit):
             command.main(["toy", f"--{name}", "mine"])
         assert f"--{name}: toy has no mine; known: " in capsys.readouterr().err
+
+
+def test_the_front_page_shows_the_best_of_each_kind(
+    toy: type[Toy], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best row of each kind with its name; a row of which a seed diverged is no candidate."""
+    command.main(["toy", "--device", "cpu", "--out", str(tmp_path), "--seeds", "2"])
+    monkeypatch.setattr(front, "task_class", lambda name: toy)
+    line = front.Headline("toy", "easy", "A toy", "test", "accuracy", "12 %", ("ours",), ("theirs",))
+    smaller = dataclasses.replace(line, metric="validation", ours=("theirs", "ours"), is_smaller_better=True)
+    with pytest.raises(ValueError, match="none of the rows theirs has a result"):
+        front.front([line], tmp_path)  # no sampler has a result
+    monkeypatch.setattr(toy, "columns", toy.columns | {"validation": Column("validation")})
+    text = front.front([dataclasses.replace(line, samplers=("ours",)), smaller], tmp_path)
+    assert text.splitlines()[2:] == [
+        "| [A toy](docs/tasks/toy.md) | accuracy | 12 % | 20.5% ± 0.7% (ours) | 20.5% ± 0.7% (ours) |",
+        "| [A toy](docs/tasks/toy.md) | accuracy | 12 % | 0.20 ± 0.00 (theirs) | 0.20 ± 0.00 (theirs) |",
+    ]
 
 
 @pytest.mark.parametrize("name", command.TASKS)

@@ -87,7 +87,7 @@ def table(task: type[AbstractTask], found: Mapping[Trial, Mapping[str, Any]]) ->
             trials = [trial for trial in found if (trial.setting, trial.row, trial.is_tuning) == (setting, row, False)]
             if trials:
                 measured = [found[trial]["metrics"] for trial in trials]
-                cells = [_cell(task.columns[name], [each.get(name, math.nan) for each in measured]) for name in task.columns]
+                cells = [cell(task.columns[name], [each.get(name, math.nan) for each in measured]) for name in task.columns]
                 rates = [" ".join(f"{rate:g}" for rate in sorted({trial.rate for trial in trials}))] * tunes
                 lines.append(f"| {row} | {' | '.join([*cells, *rates, str(len(trials))])} |")
         if len(lines) > 2:
@@ -95,7 +95,7 @@ def table(task: type[AbstractTask], found: Mapping[Trial, Mapping[str, Any]]) ->
     return "\n\n".join(parts)
 
 
-def _cell(column: Column, values: list[float | None]) -> str:
+def cell(column: Column, values: list[float | None]) -> str:
     """A metric of all seeds: NaN where it was not measured, None where it was not finite."""
     numbers = [value for value in values if value is not None]
     if any(math.isnan(number) for number in numbers):
@@ -108,7 +108,7 @@ def _cell(column: Column, values: list[float | None]) -> str:
 
 
 def write_page(page: pathlib.Path, tables: str) -> None:
-    """Put the tables of a record between the marks of a page."""
+    """Put tables between the marks of a page."""
     text = page.read_text(encoding="utf-8")
     write_bytes(page, with_tables(text, tables).encode())
 
