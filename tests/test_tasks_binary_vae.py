@@ -1,0 +1,100 @@
+"""The VAE with 200 bits: its measures against enumeration, and what its methods maximise."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import sparsum as sp
+from benchmarks.tasks.binary_vae import (
+    Model,
+    Objective,
+    checkpoints,
+    elbo,
+    interpolated,
+    log_weights,
+    mean_bound,
+    sampled_elbo,
+)
+from sparsum.estimators import AbstractEstimator
+
+N_PIXELS, N_BITS = 5, 4
+
+
+@pytest.fixture
+def model() -> Model:
+    torch.manual_seed(0)
+    return Model(N_PIXELS, N_BITS, width=6).double()
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.tensor([[1, 0, 1, 1, 0], [0, 0, 1, 0, 0], [1, 1, 1, 1, 1]], dtype=torch.float64)
+
+
+def every_code() -> Tensor:
+    """All bit vectors: (16, 4)."""
+    return torch.tensor(list(itertools.product([0.0, 1.0], repeat=N_BITS)), dtype=torch.float64)
+
+
+def log_joints(model: Model, x: Tensor) -> Tensor:
+    """The log-density log p(x, z) of all codes by the probability of each pixel: (n_rows, 16)."""
+    probs = torch.distributions.Bernoulli(logits=model.decoder(every_code()))
+    return torch.stack([probs.log_prob(row).sum(-1) for row in x]) - N_BITS * math.log(2)
+
+
+def log_posteriors(scores: Tensor) -> Tensor:
+    """The log-probability log q(z | x) of all codes: (n_rows, 16)."""
+    z = every_code()
+    return (z * functional.logsigmoid(scores)[:, None] + (1 - z) * functional.logsigmoid(-scores)[:, None]).sum(-1)
+
+
+@pytest.mark.parametrize("sharpness", [None, 0.5])
+def test_many_samples_give_the_likelihood(model: Model, x: Tensor, sharpness: float | None) -> None:
+    """The bound of many samples is log p(x) by enumeration, and the mean weight is the ELBO; both in float64."""
+    weights = log_weights(model, x, 20_000, torch.Generator().manual_seed(0), sharpness=sharpness)
+    exact = log_joints(model, x)
+    assert mean_bound(weights) == pytest.approx(exact.logsumexp(1).mean().item(), abs=0.01)
+    log_q = log_posteriors(model.encoder(x) * (1 if sharpness is None else sharpness))
+    expected = (log_q.exp() * (exact - log_q)).sum(1).mean().item()
+    assert weights.mean().item() == pytest.approx(expected, abs=0.02)
+
+
+def test_weights_do_not_depend_on_the_number_at_once(model: Model, x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are weighed one after the other, with the same noise."""
+    whole = log_weights(model, x, 50, torch.Generator().manual_seed(0))
+    monkeypatch.setattr("benchmarks.tasks.binary_vae.AT_ONCE", 1)
+    torch.testing.assert_close(log_weights(model, x, 50, torch.Generator().manual_seed(0)), whole)
+
+
+@pytest.mark.parametrize("objective", [elbo, sampled_elbo])
+@pytest.mark.parametrize("estimator", [sp.estimators.Disarm(), sp.estimators.LeaveOneOut(2)], ids=["DisARM", "LeaveOneOut"])
+def test_gradients_are_those_of_the_elbo(
+    model: Model, x: Tensor, objective: Callable[[AbstractEstimator], Objective], estimator: AbstractEstimator
+) -> None:
+    """Averaged over many copies of each image, the gradient of the last biases is that of the exact ELBO."""
+    biases = [list(net.parameters())[-1] for net in (model.encoder, model.decoder)]
+    log_q = log_posteriors(model.encoder(x))
+    exact = torch.autograd.grad(-(log_q.exp() * (log_joints(model, x) - log_q)).sum(1).mean(), biases)
+    many, calls = objective(estimator)(model, x.repeat(40_000, 1), torch.Generator().manual_seed(0))
+    assert calls == 2 * 3 * 40_000
+    for found, wanted in zip(torch.autograd.grad(many, biases), exact, strict=True):
+        torch.testing.assert_close(found, wanted, atol=0.01, rtol=0)
+
+
+def test_checkpoints_are_equally_spaced_in_log_time() -> None:
+    """From a hundredth of the steps to all of them, each once."""
+    assert checkpoints(10_000) == [100, 178, 317, 563, 1000, 1779, 3163, 5624, 10_000]
+    assert checkpoints(3) == [1, 2, 3]
+
+
+def test_curves_are_interpolated_in_the_logarithm() -> None:
+    """Halfway between 1 and 100 is 10; nothing is said of what is outside."""
+    assert interpolated([1, 100], [0, 4], 10) == pytest.approx(2)
+    assert interpolated([1, 100], [0, 4], 200) is None
