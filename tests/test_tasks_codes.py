@@ -19,7 +19,7 @@ def small(n_groups: int, n_each: int, row: str = "reinmax") -> codes.VAE:
     torch.manual_seed(0)
     model = codes.VAE(5, sp.Groups(n_groups, n_each), 6, row).double()
     with torch.no_grad():
-        model.decoder[-1].weight.mul_(5.0)
+        list(model.decoder.parameters())[-2].mul_(5.0)
     return model
 
 
@@ -32,7 +32,8 @@ def by_loop(model: codes.VAE, x: Tensor) -> Tensor:
         for group, category in enumerate(code):
             one_hot[0, group, category] = 1.0
         total += Bernoulli(logits=model.decoder(one_hot)).log_prob(x).sum(-1).exp()
-    return (total / structure.n_each**structure.n_groups).log()
+    mean: Tensor = total / structure.n_each**structure.n_groups
+    return mean.log()
 
 
 def test_the_exact_log_likelihood_is_that_of_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
