@@ -38,8 +38,8 @@ CORE = (
     "tests/test_imports.py",
     "tests/kernels/test_registry.py",
 )
-# What belongs to a version of torch, and is not pinned here.
-_TORCH = re.compile(r"(torch|triton|nvidia|cuda|functorch)\b")
+# What belongs to a version of torch, which may want an older setuptools, and is not pinned here.
+_TORCH = re.compile(r"(torch|triton|nvidia|cuda|functorch|setuptools)\b")
 _HEADER = "| Python | torch | Triton | passed | failed | skipped | date |\n| --- | --- | --- | ---: | ---: | ---: | --- |\n"
 _ROW = re.compile(r"^\| \d.*$", re.MULTILINE)
 
