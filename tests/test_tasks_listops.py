@@ -52,7 +52,9 @@ def test_heads_are_the_open_lists(drawn: Expressions) -> None:
         *(each.tolist() for each in (drawn.tokens, drawn.words, drawn.heads, drawn.lengths)), strict=True
     ):
         stack: list[int] = []
-        found, read, deepest = [], [], 0
+        found: list[int] = []
+        read: list[int] = []
+        deepest = 0
         for token in tokens:
             if token == CLOSE:
                 stack.pop()

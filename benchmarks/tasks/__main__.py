@@ -27,7 +27,15 @@ from benchmarks.tasks.records import FOLDER, PAGES, Records, best_rate, table, w
 from benchmarks.tasks.task import AbstractTask, Options, Trial, clock
 
 #: Where each task is; imported on demand.
-TASKS: dict[str, str] = {}
+TASKS: dict[str, str] = {
+    "binary-vae": "binary_vae:BinaryVAE",
+    "digit-sums": "digit_sums:DigitSums",
+    "large-k": "large_k:LargeK",
+    "codes": "codes:Codes",
+    "pixel-subsets": "pixel_subsets:PixelSubsets",
+    "listops": "listops:ListOps",
+    "equal-time": "equal_time:EqualTime",
+}
 #: The seed of tuning, which no result has.
 TUNING_SEED = 1000
 
