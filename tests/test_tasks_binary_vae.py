@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,15 +14,20 @@ from torch.nn import functional
 
 import sparsum as sp
 from benchmarks.tasks.binary_vae import (
+    LONG,
+    SHORT,
     Model,
     Objective,
+    at_equal_seconds,
     checkpoints,
+    curves_of,
     elbo,
     interpolated,
     log_weights,
     mean_bound,
     sampled_elbo,
 )
+from benchmarks.tasks.task import Trial
 from sparsum.estimators import AbstractEstimator
 
 N_PIXELS, N_BITS = 5, 4
@@ -98,3 +104,21 @@ def test_curves_are_interpolated_in_the_logarithm() -> None:
     """Halfway between 1 and 100 is 10; nothing is said of what is outside."""
     assert interpolated([1, 100], [0, 4], 10) == pytest.approx(2)
     assert interpolated([1, 100], [0, 4], 200) is None
+
+
+def test_curves_are_compared_at_equal_seconds() -> None:
+    """The time of a step is that of a run alone, and the curve a mean over seeds."""
+    row = "DisARM (2)"
+    curve = {"curve_steps": [100.0, 10_000.0], "curve_calls": [1.0, 100.0], "curve_seconds": [9.0, 9000.0]}
+    record: dict[Trial, dict[str, Any]] = {
+        Trial(SHORT, row, 1e-3, 0): {"metrics": {"ms": 20.0}},
+        Trial(LONG, row, 1e-3, 0): {"metrics": curve | {"curve_bound": [-120.0, -100.0]}},
+        Trial(LONG, row, 1e-3, 1): {"metrics": curve | {"curve_bound": [-110.0, -90.0]}},
+    }
+    assert curves_of(record)[row] == {
+        "steps": [100.0, 10_000.0],
+        "calls": [1.0, 100.0],
+        "bound": [-115.0, -95.0],
+        "seconds": [2.0, 200.0],
+    }
+    assert at_equal_seconds(curves_of(record)).endswith(f"| {row} | -105.00 | 1,000 |")
