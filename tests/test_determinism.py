@@ -14,7 +14,7 @@ import sparsum as sp
 from sparsum.structures.scores import flatten
 from tests.properties.estimators import ESTIMATORS, loss_of
 from tests.properties.structures import STRUCTURES, case_of
-from tests.simplex.test_devices import every_device
+from tests.simplex.test_devices import by_fork, every_device
 
 every_structure = pytest.mark.parametrize("name", STRUCTURES)
 
@@ -209,7 +209,7 @@ class Solved(Dataset[Tensor]):
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize("way", ["fork", "forkserver"])
+@pytest.mark.parametrize("way", [pytest.param("fork", marks=by_fork), "forkserver"])
 def test_workers_of_a_data_loader(way: str) -> None:
     """Forked after the library was used here, or started anew: the same examples."""
     wanted = [Solved()[i] for i in range(len(STRUCTURES))]

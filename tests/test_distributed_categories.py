@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.multiprocessing.spawn import start_processes
 
 import sparsum as sp
+from tests.simplex.test_devices import by_fork
 
 ALPHAS = (2.0, 1.5, 1.3)
 
@@ -74,6 +75,7 @@ def _gradients_and_values(
     return probs.detach().numpy(), local.grad.numpy() if local.grad is not None else None
 
 
+@by_fork
 @pytest.mark.parametrize("n_processes", [2, 4])
 def test_probabilities_and_gradients(n_processes: int) -> None:
     """Of all rows and alphas at once: those of one process, to rounding."""
@@ -100,6 +102,7 @@ def test_probabilities_and_gradients(n_processes: int) -> None:
             torch.testing.assert_close(joined, torch.from_numpy(wanted[part]), atol=1e-12, rtol=0)
 
 
+@by_fork
 def test_distributions_and_what_is_wrong() -> None:
     """Expected losses, entropies and their gradients; rows without a distribution; processes with different batches."""
     x = scores()[:3]
@@ -215,6 +218,7 @@ def test_long_rows() -> None:
         torch.testing.assert_close(joined, sp.entmax(x, alpha), atol=5e-7, rtol=0)
 
 
+@by_fork
 def test_the_example_of_the_documentation() -> None:
     """In two processes: the objective is the same in both, the gradients are those of one process with all categories."""
     text = (pathlib.Path(__file__).parents[1] / "docs" / "distributed.md").read_text()

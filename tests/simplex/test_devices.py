@@ -15,6 +15,8 @@ from sparsum.segments import Segments
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 every_device = pytest.mark.parametrize("device", DEVICES)
+#: torch differentiates on threads of its own once a GPU was used, and forks do not have them.
+by_fork = pytest.mark.skipif(torch.cuda.is_available(), reason="gradients in a fork, where other tests may have used a GPU")
 
 
 def scores(*shape: int, seed: int = 0) -> Tensor:

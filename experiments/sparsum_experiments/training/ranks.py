@@ -137,10 +137,11 @@ class Launch:
         with _clear_errors():
             if torch.cuda.is_available():
                 torch.cuda.set_device(self.ranks.gpu)
-            # Without a name, there is a backend for each kind of device: gloo for CPUs, NCCL for GPUs.
+            # Both by name: where there is a GPU, the default of torch 2.11 has none for tensors of CPUs.
+            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
             with _interruptible(), self._said_when_waiting():
                 distributed.init_process_group(
-                    store=self._store(), rank=self.ranks.rank, world_size=self.ranks.n, timeout=TIMEOUT
+                    backend, store=self._store(), rank=self.ranks.rank, world_size=self.ranks.n, timeout=TIMEOUT
                 )
             _joined = self.ranks
             try:

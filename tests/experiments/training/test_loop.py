@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -62,7 +63,7 @@ def test_a_run_writes_what_it_should(tmp_path: pathlib.Path) -> None:
     assert config["args"]["method"] == "sparse"
     assert config["args"]["batch_size"] == 32
     assert config["args"]["lr"] == 1e-3  # the preset for digits
-    assert config["versions"]["torch"] == torch.__version__
+    assert config["versions"]["torch"] == importlib.metadata.version("torch")
     assert {"sparsum", "sparsum-experiments"} <= set(config["versions"])
     assert {file.name for file in (folder.path / "checkpoints").iterdir()} == {"last.pt", "best.pt"}
     assert any((folder.path / "tensorboard").iterdir())

@@ -246,7 +246,7 @@ def started_by_hand(rank: int, words: list[str], **environment: object) -> subpr
     values |= environment
     code = "from sparsum_experiments import main; from sparsum_experiments.training import ranks; "
     code += "ranks.PATIENCE_SECONDS = 0.0; main.main()"
-    command = [sys.executable, "-c", code, "train", "signal-game", "sparse", "--devices", "2", *words]
+    command = [sys.executable, "-c", code, "train", "signal-game", "sparse", "--device", "cpu", "--devices", "2", *words]
     everything = os.environ | {name: str(value) for name, value in values.items()}
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=everything)
 
