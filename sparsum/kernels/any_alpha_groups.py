@@ -16,6 +16,7 @@ from sparsum.kernels.any_alpha_math import (
     backward_terms,
     clamped,
     high_of,
+    is_careful,
     is_rough,
     load_rates,
     moments,
@@ -184,11 +185,19 @@ def any_groups_forward(
     bound = tl.where(a > 1, a * 0, tl.sum(threshold + step, 0) - SLACK * a)  # a sum of one
     n_ids = list_groups(z, peak, bound - 1, ids, n_groups, GROUPS)
     tl.debug_barrier()
-    FINE: tl.constexpr = KIND == ANY or KIND == NEAR_1
-    MASKED: tl.constexpr = KIND == ANY or KIND == NEAR_2
-    first, second = _solve_groups(
-        x, mask, ids, n_ids, n, xc, mc, peak, a, bound, FINE, MASKED, HAS_MASK, EPS, GROUP, BATCH, ACC
-    )
+    if KIND == ANY:
+        if is_careful(a):
+            first, second = _solve_groups(
+                x, mask, ids, n_ids, n, xc, mc, peak, a, bound, True, True, HAS_MASK, EPS, GROUP, BATCH, ACC
+            )
+        else:
+            first, second = _solve_groups(
+                x, mask, ids, n_ids, n, xc, mc, peak, a, bound, False, False, HAS_MASK, EPS, GROUP, BATCH, ACC
+            )
+    else:
+        first, second = _solve_groups(
+            x, mask, ids, n_ids, n, xc, mc, peak, a, bound, KIND == NEAR_1, KIND == NEAR_2, HAS_MASK, EPS, GROUP, BATCH, ACC
+        )
     share = a * 0
     if KIND == ANY or KIND == STEEP:
         if a > 1:
