@@ -107,6 +107,8 @@ class VAE(nn.Module):
         ).append(nn.Unflatten(-1, shape))
         if row == SPARSE:
             self.encoder.append(sp.nn.ScoreNorm(shape, learn_temperature=True))
+        elif self.is_quantized:  # without it, the hyperbolic tangent saturates within 50 steps
+            self.encoder.append(nn.BatchNorm1d(structure.n_groups))
         first = nn.Linear(structure.n_groups, hidden) if self.is_quantized else OneHot(structure, hidden)
         rest = nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, n_pixels)
         self.decoder = nn.Sequential(first, *rest)
@@ -194,7 +196,7 @@ class Codes(AbstractTask):
         "reinmax, 8 calls": "eight samples, temperature 1.3",
         "straight-through": "straight-through Gumbel-softmax, one sample, temperature 1",
         "gumbel-softmax": "one relaxed sample, temperature 0.5",
-        FSQ: "finite scalar quantization, an autoencoder without posterior",
+        FSQ: "finite scalar quantization behind BatchNorm, an autoencoder without posterior",
     }
     rates, judge = (1e-3, 3e-3), "validation"
     columns: ClassVar = {
