@@ -101,10 +101,12 @@ def test_the_front_page_shows_the_best_of_each_kind(
     with pytest.raises(ValueError, match="none of the rows theirs has a result"):
         front.front([line], tmp_path)  # no sampler has a result
     monkeypatch.setattr(toy, "columns", toy.columns | {"validation": Column("validation")})
-    text = front.front([dataclasses.replace(line, samplers=("ours",)), smaller], tmp_path)
+    lost = dataclasses.replace(line, samplers=())
+    text = front.front([dataclasses.replace(line, samplers=("ours",)), smaller, lost], tmp_path)
     assert text.splitlines()[2:] == [
         "| [A toy](docs/tasks/toy.md) | accuracy | 12 % | 20.5% ± 0.7% (ours) | 20.5% ± 0.7% (ours) |",
         "| [A toy](docs/tasks/toy.md) | accuracy | 12 % | 0.20 ± 0.00 (theirs) | 0.20 ± 0.00 (theirs) |",
+        "| [A toy](docs/tasks/toy.md) | accuracy | 12 % | none learns | 20.5% ± 0.7% (ours) |",
     ]
 
 
