@@ -10,6 +10,7 @@ of S = k is not small, whatever the scores are, so the sums need neither logarit
 
 The distribution of S is a product of n polynomials, which are multiplied in a balanced tree and cut off after k: O(n k)
 operations in O(log n) steps. A sample walks down the tree, and splits the number of ones between the halves of each node.
+A kernel takes one bit after the other instead, in a single launch for the sums and their gradient.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, softplus
 
+from sparsum import kernels
 from sparsum.structures.log_space import draw, finite, infinite
 
 # If the scores of the k-th and the next bit differ by more than this, the k best bits are almost certain.
@@ -44,7 +46,34 @@ def log_sum_of_bits(
     >>> log_sum_of_bits(torch.tensor([[1.0, 2.0, 3.0]]).log(), 2, exactly=True).exp()  # 1 * 2 + 1 * 3 + 2 * 3
     tensor([11.0000], dtype=torch.float64)
     """
-    scores = finite(scores.double())
+    return infinite(_log_sum(finite(scores.double()), most, exactly))
+
+
+def _are_few_counted(scores: Tensor, most: int, exactly: bool) -> bool:
+    """At most `MOST_BITS` bits and `MOST_COUNTED` ones, or zeros, but neither 0 nor n ones; no forward-mode derivatives."""
+    from sparsum.kernels.counts import MOST_BITS, MOST_COUNTED
+
+    n = scores.shape[1]
+    n_counted = min(most, n - most) if exactly else most
+    return 0 < most < n <= MOST_BITS and n_counted <= MOST_COUNTED and not kernels.is_transformed()
+
+
+def _sum_in_one_launch(scores: Tensor, most: int, exactly: bool) -> Tensor:
+    if scores.requires_grad and torch.is_grad_enabled():
+        total: Tensor = _LogSum.apply(scores, most, exactly)
+        return total
+    from sparsum.kernels import counts
+
+    return counts.log_sums(scores, most, exactly=exactly, with_means=False)[0]
+
+
+@kernels.operation("log_sum_of_bits", kernel=_sum_in_one_launch, takes=_are_few_counted)
+def _log_sum(
+    scores: Tensor,  # shape: (n_rows, n), float64, without -inf
+    most: int,
+    exactly: bool,
+) -> Tensor:
+    """`log_sum_of_bits`, where a very low number represents -inf."""
     bits = _Independent.of(scores, most, exactly=exactly)
     # Relative to any vector b with at most ``most`` ones, so that nothing large cancels.
     base = scores.detach().argsort(dim=-1, descending=True, stable=True).argsort(-1) < most
@@ -53,7 +82,30 @@ def log_sum_of_bits(
     log_odds = softplus(torch.where(base, -bits.logits, bits.logits))
     left_over = bits.threshold.squeeze(-1) * (most - base.sum(-1))
     total = bits.allowed(bits.levels()[-1].squeeze(1)).sum(-1).log()
-    return infinite(total + left_over + (torch.where(base, scores, 0.0) + log_odds).sum(-1))
+    return total + left_over + (torch.where(base, scores, 0.0) + log_odds).sum(-1)
+
+
+class _LogSum(torch.autograd.Function):
+    """The kernel, which finds the gradient together with the sums; the twin finds derivatives of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, most: int, exactly: bool) -> Tensor:
+        """Sum, and save the gradient."""
+        from sparsum.kernels import counts
+
+        total, mean = counts.log_sums(scores, most, exactly=exactly, with_means=True)
+        ctx.save_for_backward(scores, mean)
+        ctx.most, ctx.exactly = most, exactly
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        """Multiply with the gradient."""
+        scores, mean = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            total = _log_sum.twin(scores, ctx.most, ctx.exactly)
+            (mean,) = torch.autograd.grad(total.sum(), scores, create_graph=True)
+        return grad.unsqueeze(-1) * mean, None, None
 
 
 def sample_bits(

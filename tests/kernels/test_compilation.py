@@ -16,16 +16,16 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from sparsum.kernels import active_steps, any_alpha, any_alpha_groups, any_alpha_math, arborescence, assignment, flows
-from sparsum.kernels import simplex_groups, simplex_tile, viterbi
+from sparsum.kernels import counts, simplex_groups, simplex_tile, viterbi
 
 # Launched without fusion: see `FUSION` in `sparsum.kernels.launch`.
 UNFUSED = (flows.minimise, active_steps.step)
 
-def compile(kernel, **constants):
+def compile(kernel, num_warps=4, **constants):
     def type_of(name):
         return TYPES.get(name, "*fp32" if name in POINTERS else "i32")
     signature = {name: "constexpr" if name in constants else type_of(name) for name in kernel.arg_names}
-    options = {"num_warps": 4, "enable_fp_fusion": kernel not in UNFUSED}
+    options = {"num_warps": num_warps, "enable_fp_fusion": kernel not in UNFUSED}
     done = triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 90, 32), options=options)
     assert kernel not in UNFUSED or "fma." not in done.asm["ptx"], "threads could disagree on when a loop ends"
 
@@ -57,6 +57,11 @@ compile(viterbi.follow, TAGS=16)
 compile(flows.minimise, TAGS=16, BLOCK=512)
 compile(active_steps.step, PARTS=128, SLOTS=64, PLACES=16, TALL_PARTS=16, TALL_SLOTS=32)
 compile(active_steps.step, PARTS=4096, SLOTS=256, PLACES=32, TALL_PARTS=1, TALL_SLOTS=8)
+TYPES |= {name: "*fp64" for name in ("pivots", "odds", "prefixes", "totals", "means")}
+for exactly, counts_zeros in ((True, True), (True, False), (False, False)):
+    bits = dict(EXACTLY=exactly, COUNTS_ZEROS=counts_zeros, WITH_MEANS=True)
+    compile(counts.sum_up, BLOCK=1024, WIDTH=64, num_warps=1, **bits)
+    compile(counts.sum_up, BLOCK=4096, WIDTH=512, num_warps=8, **bits)
 """
 
 

@@ -167,6 +167,16 @@ def scores_to_align() -> Inputs:
     yield scores[:0], sizes[:0].to(DEVICE)
 
 
+def scores_to_sum() -> Inputs:
+    for n, most in ((2, 1), (5, 2), (6, 5), (40, 20)):
+        for exactly in (True, False):
+            scores = 2 * normal(5, n, seed=n, dtype=torch.float64)
+            scores[0], scores[1], scores[2, 0], scores[3, ::2] = scores[0].round(), 1e30, torch.nan, -1e300
+            yield scores, most, exactly
+            yield scores.requires_grad_(), most, exactly
+    yield normal(0, 3, dtype=torch.float64), 2, True
+
+
 def scores_to_split() -> Inputs:
     structures = [(sp.Bits(7), False), (sp.Bits(7, symmetric=False), True), (sp.Budget(7, 3), True), (sp.Subset(7, 2), True)]
     for structure, is_systematic in structures:
@@ -247,6 +257,7 @@ INPUTS: dict[str, Callable[[], Inputs]] = {
     "best_tree": trees,
     "best_path": chains,
     "best_alignment": scores_to_align,
+    "log_sum_of_bits": scores_to_sum,
     "split_bits": scores_to_split,
     "split_bits_backward": split_gradients,
     "active_set_of_bits": problems,
