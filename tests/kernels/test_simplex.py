@@ -209,11 +209,12 @@ def test_remembered_launches() -> None:
     kernel.__getitem__.return_value = mock.MagicMock(return_value=compiled)
     compiled.__getitem__.return_value = launches
     x = torch.zeros(9, device=DEVICE)
+    at = x.data_ptr()
     launch = kernels.unwrapped(kernel)[(5,)]
     for args in ((x, 3), (x, 3), (x, 4), (x, 1), (x, 16), (x, 2**33 + 1), (x[1:], 3), (x.double(), 3)):
         launch(*args, B=1, A=2)
     assert kernel.__getitem__.return_value.call_count == 6
-    assert launches.call_args_list == [mock.call(x, 3, 2, 1), mock.call(x, 4, 2, 1)]
+    assert launches.call_args_list == [mock.call(at, 3, 2, 1), mock.call(at, 4, 2, 1)]
     compiled.__getitem__.assert_called_with((5, 1, 1))
 
 
