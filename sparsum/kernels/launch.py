@@ -66,6 +66,11 @@ class Plan(NamedTuple):
     numbers: tuple[int, ...]
 
 
+def is_known(alpha: float, x: Tensor) -> bool:
+    """Whether there is a plan for tensors like this one."""
+    return (x.shape, x.dtype, x.get_device(), alpha) in plans
+
+
 def again(alpha: float, x: Tensor, *others: Tensor) -> Tensor | None:
     """Run the plan for tensors like these, plain ones on the current device; return None if there is no plan."""
     plan = plans.get((x.shape, x.dtype, x.get_device(), alpha, *[other.dtype for other in others]))

@@ -21,6 +21,7 @@ from torch.distributions import constraints
 import sparsum as sp
 from sparsum.kernels import launch as launching
 from sparsum.segments import reading_sizes
+from sparsum.simplex import autograd
 from sparsum.simplex.packed import packed_entmax
 from sparsum.simplex.solve import solve_plainly
 from tests.kernels.serving import serving
@@ -475,3 +476,20 @@ def test_captured_in_a_cuda_graph(n: int, mapping: Callable[..., Tensor]) -> Non
         x.copy_(torch.randn(4, n, device="cuda"))
     graph.replay()
     torch.testing.assert_close(captured, step())
+
+
+def test_gradients_of_scores_seen_before() -> None:
+    """They need no checks; a transform, a lazy negative, and a shape not seen before do."""
+    x = torch.randn(3, 17, generator=torch.Generator().manual_seed(0)).to(DEVICE).requires_grad_()
+    with mock.patch.dict(launching.plans, clear=True):
+        wanted = sp.entmax15(x)  # on a GPU, it leaves its plan
+        if not x.is_cuda:
+            assert autograd.again(x, 1.5) is None
+            launching.keep_plan(1.5, launching.Plan(mock.MagicMock(), 3, (0, 0, 1), (), ()), x)
+        found = autograd.again(x, 1.5)
+        assert found is not None
+        assert torch.equal(found, wanted)
+        assert torch.equal(*(torch.autograd.grad(probs[0, 0], x)[0] for probs in (found, wanted)))
+        assert autograd.again(x[:2], 1.5) is None
+        assert autograd.again(torch._neg_view(x), 1.5) is None
+        assert torch.func.vmap(lambda t: torch.tensor(autograd.again(t, 1.5) is None))(x.unsqueeze(0)).all()
