@@ -54,7 +54,7 @@ def apply(x: Tensor, alpha: Alpha, mask: Tensor | None = None) -> Tensor:
     return probs
 
 
-def again(x: Tensor, alpha: float) -> Tensor | None:
+def apply_again(x: Tensor, alpha: float) -> Tensor | None:
     """`apply` for dense scores on a GPU, without what a shape seen before needs no more; None for other shapes."""
     if is_transformed() or x.is_neg():
         return None

@@ -189,7 +189,7 @@ def _map_again(x: Tensor, alpha: float | Tensor, dim: int) -> Tensor | None:
         return None
     if type(alpha) is not float or x.layout is not torch.strided or x.is_nested:
         return None
-    return autograd.again(x, alpha)
+    return autograd.apply_again(x, alpha)
 
 
 def _map_anew(x: Tensor, alpha: float | Tensor, dim: int, mask: Tensor | None) -> Tensor:

@@ -484,12 +484,12 @@ def test_gradients_of_scores_seen_before() -> None:
     with mock.patch.dict(launching.plans, clear=True):
         wanted = sp.entmax15(x)  # on a GPU, it leaves its plan
         if not x.is_cuda:
-            assert autograd.again(x, 1.5) is None
+            assert autograd.apply_again(x, 1.5) is None
             launching.keep_plan(1.5, launching.Plan(mock.MagicMock(), 3, (0, 0, 1), (), ()), x)
-        found = autograd.again(x, 1.5)
+        found = autograd.apply_again(x, 1.5)
         assert found is not None
         assert torch.equal(found, wanted)
         assert torch.equal(*(torch.autograd.grad(probs[0, 0], x)[0] for probs in (found, wanted)))
-        assert autograd.again(x[:2], 1.5) is None
-        assert autograd.again(torch._neg_view(x), 1.5) is None
-        assert torch.func.vmap(lambda t: torch.tensor(autograd.again(t, 1.5) is None))(x.unsqueeze(0)).all()
+        assert autograd.apply_again(x[:2], 1.5) is None
+        assert autograd.apply_again(torch._neg_view(x), 1.5) is None
+        assert torch.func.vmap(lambda t: torch.tensor(autograd.apply_again(t, 1.5) is None))(x.unsqueeze(0)).all()
