@@ -34,6 +34,13 @@ def first_k(
     return value.narrow(dim, 0, min(k, values.shape[dim])), index.narrow(dim, 0, min(k, values.shape[dim]))
 
 
+def apply_function(function: type[torch.autograd.Function], *inputs: Any) -> Any:
+    """``function.apply`` without its signature inspection, which takes longer than mapping a small batch."""
+    is_transformed = torch._C._are_functorch_transforms_active()
+    caller: Any = function if is_transformed else super(torch.autograd.Function, function)
+    return caller.apply(*inputs)
+
+
 def tensor_cache(function: Callable[P, T]) -> Callable[P, T]:
     """Cache the tensors that a function returns, keyed by its arguments, which include the device.
 

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op
 
-from sparsum.kernels.launch import wrap_triton
+from sparsum.kernels.launch import next_power_of_2, wrap_triton
 
 # The maximum memory for the inverses of one launch.
 MOST_BYTES = 1 << 28
@@ -327,7 +327,7 @@ def _find(
 
 def n_slots(n: int) -> int:
     """The maximum number of atoms for a row of n bits: more than observed in practice, but not always n + 1."""
-    return min(int(triton.next_power_of_2(n + 2)), 128 if n <= 128 else 256)
+    return min(next_power_of_2(n + 2), 128 if n <= 128 else 256)
 
 
 @triton_op("sparsum::active_set_of_bits", mutates_args=())
@@ -348,7 +348,7 @@ def active_set_of_bits(
     """
     linear, best = linear.contiguous(), best.contiguous()
     n_rows, n = linear.shape
-    width, parts = n_slots(n), max(16, triton.next_power_of_2(n))
+    width, parts = n_slots(n), max(16, next_power_of_2(n))
     atoms = torch.empty(n_rows, width, n, dtype=torch.int8, device=linear.device)
     probs = linear.new_empty(n_rows, width)
     steps = torch.empty(n_rows, dtype=torch.int64, device=linear.device)

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparsum.kernels.active_set import CORRECT_EVERY, TILE, advance, correct, improves, snap
-from sparsum.kernels.launch import FUSION, unwrapped
+from sparsum.kernels.launch import FUSION, next_power_of_2, unwrapped
 
 #: The maximum number of parts: a program keeps a few numbers per part in registers.
 MOST_PARTS = 4096
@@ -77,7 +77,7 @@ def step(
 
 def n_slots(n_parts: int) -> int:
     """The maximum number of atoms of a row: more than observed in practice, but not always n_parts + 1."""
-    return min(int(triton.next_power_of_2(n_parts + 2)), 64 if n_parts <= 128 else 128 if n_parts <= 1024 else 256)
+    return min(next_power_of_2(n_parts + 2), 64 if n_parts <= 128 else 128 if n_parts <= 1024 else 256)
 
 
 @dataclass(frozen=True)
@@ -155,14 +155,14 @@ class ActiveSteps:
     ) -> None:
         """Take a step in each row that is running."""
         n_rows, width, n_parts = self.vectors.shape
-        parts, n_places = max(16, triton.next_power_of_2(n_parts)), atoms.shape[1]
+        parts, n_places = max(16, next_power_of_2(n_parts)), atoms.shape[1]
         unwrapped(step)[(n_rows,)](
             *(atoms.contiguous(), vectors.contiguous(), self.linear, weight, limit, self.origin, self.mean, self.target),
             *(self.probs, self.is_active, self.counts, self.asked, self.atoms, self.vectors, self.inverse, self.lines),
             *(n_parts, n_places, max_steps),
             PARTS=parts,
             SLOTS=width,
-            PLACES=triton.next_power_of_2(n_places),
+            PLACES=next_power_of_2(n_places),
             TALL_PARTS=max(1, min(TILE // parts, width)),
             TALL_SLOTS=max(1, min(TILE // width, width)),
             num_warps=4 if max(parts, width) < 64 else 8,

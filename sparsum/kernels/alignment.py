@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparsum.kernels.launch import unwrapped
+from sparsum.kernels.launch import next_power_of_2, unwrapped
 
 #: The maximum number of tokens: a program keeps one number per token in registers.
 MOST_TOKENS = 4096
@@ -58,7 +58,7 @@ def best(
     """The token of each frame of the best alignments, 0 after the last frame: (n_rows, n_frames)."""
     n_rows, n, m = scores.shape
     tokens = torch.zeros(n_rows, m, dtype=torch.int64, device=scores.device)
-    block = max(32, triton.next_power_of_2(n))
+    block = max(32, next_power_of_2(n))
     moves = torch.empty(n_rows, m, n, dtype=torch.int8, device=scores.device)
     scratch = scores.new_full((n_rows, 2, block + 1), -torch.inf)
     if n_rows:

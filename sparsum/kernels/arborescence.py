@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparsum.kernels.launch import unwrapped
+from sparsum.kernels.launch import next_power_of_2, unwrapped
 
 #: The maximum number of words: a program keeps several numbers per word in registers.
 MOST_WORDS = 255
@@ -127,7 +127,7 @@ def best(
     heads = torch.empty(n_rows, n, dtype=torch.int64, device=scores.device)
     n_together = max(1, min(n_rows, _MOST_BYTES // (16 * n * (n + 1))))
     edges = scores.new_empty(n_together, 2 * n, n + 1)
-    block = max(16, triton.next_power_of_2(n + 1))
+    block = max(16, next_power_of_2(n + 1))
     scores = scores.contiguous()
     for first in range(0, n_rows, n_together):
         unwrapped(span)[(min(n_together, n_rows - first),)](

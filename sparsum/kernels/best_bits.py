@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparsum.kernels.bits import cast, load
-from sparsum.kernels.launch import unwrapped
+from sparsum.kernels.launch import next_power_of_2, unwrapped
 
 #: The maximum number of bits per row.
 MOST_BITS = 4096
@@ -60,12 +60,12 @@ def best(
     atoms = scores.new_empty(n_rows, k, n)
     if n_rows == 0:
         return atoms
-    block = max(32, triton.next_power_of_2(n))
+    block = max(32, next_power_of_2(n))
     unwrapped(_best)[(n_rows,)](
         *(scores.contiguous(), sets, atoms, n, len(sets)),
         WIDTH=min(k - 1, n),
         K=k,
-        SETS=max(32, triton.next_power_of_2(len(sets))),
+        SETS=max(32, next_power_of_2(len(sets))),
         BLOCK=block,
         num_warps=max(1, min(4, block // 512)),
     )

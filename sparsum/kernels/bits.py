@@ -1,4 +1,4 @@
-"""The closed-form splits over bits: two launches forward, with a read of the number of atoms in between, and one backward.
+"""The closed-form splits over bits: three launches forward, with a read of the number of atoms in between, and one backward.
 
 The kernels are launched outside of torch's dispatcher, whose overhead would exceed their own time. Callers must ensure that
 they are not traced or transformed.
@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparsum.kernels.launch import unwrapped
+from sparsum.kernels.launch import next_power_of_2, unwrapped
 
 # ruff: noqa: N806
 
@@ -26,6 +26,9 @@ from sparsum.kernels.launch import unwrapped
 MOST_BITS = 1024
 # The number of pairs of bits, or of bits and atoms, that a program processes at once.
 _TILE = tl.constexpr(4096)
+
+# The number of rows that are counted at once.
+_ROWS_AT_ONCE = 512
 
 # Constants of the same names as in the twin.
 _NEGLIGIBLE = tl.constexpr(1e-12)
@@ -227,6 +230,22 @@ def _split(
     tl.store(counts + 2 * n_rows + row, tl.zeros([], tl.int64))
 
 
+@triton.jit(do_not_specialize=["n_rows"])
+def _tally(counts, ends, sizes, n_rows, AT_ONCE: tl.constexpr):
+    """Where the atoms of each row end, and the numbers of all atoms and of bad rows."""
+    n_atoms, n_bad = tl.sum(tl.zeros([AT_ONCE], tl.int64), 0), tl.sum(tl.zeros([AT_ONCE], tl.int64), 0)
+    begin = n_rows * 0
+    while begin < n_rows:
+        row = begin + tl.arange(0, AT_ONCE)
+        count = tl.load(counts + row, mask=row < n_rows, other=0)
+        tl.store(ends + row, n_atoms + tl.cumsum(count, 0), mask=row < n_rows)
+        n_atoms += tl.sum(count, 0)
+        n_bad += tl.sum(tl.load(counts + n_rows + row, mask=row < n_rows, other=0), 0)
+        begin += AT_ONCE
+    tl.store(sizes, n_atoms)
+    tl.store(sizes + 1, n_bad)
+
+
 @triton.jit(do_not_specialize=["n_rows", "n_atoms"])
 def _pack(
     words, probs, slots, ends, atoms, packed, rows, n_rows, n, n_atoms, BLOCK: tl.constexpr, TALL: tl.constexpr
@@ -315,7 +334,7 @@ def split(
         - True, (n_rows,).
     """
     n_rows, n = scores.shape
-    block = max(16, triton.next_power_of_2(n))
+    block = max(16, next_power_of_2(n))
     words = scores.new_empty((n_rows, 2, n), dtype=torch.int32)
     probs = scores.new_empty((n_rows, n + 1), dtype=torch.float64)
     slots = scores.new_empty((n_rows, n + 1), dtype=torch.int32)
@@ -335,6 +354,16 @@ def split(
     return words, probs, slots, totals, counts, is_solved
 
 
+def tally(
+    counts: Tensor,  # shape: (3, n_rows), as from `split`
+) -> tuple[Tensor, Tensor]:
+    """Where the atoms of each row end, (n_rows,), and the numbers of all atoms and of bad rows, (2,)."""
+    n_rows = counts.shape[1]
+    ends, sizes = counts.new_empty(n_rows), counts.new_empty(2)
+    unwrapped(_tally)[(1,)](counts, ends, sizes, n_rows, AT_ONCE=_ROWS_AT_ONCE, num_warps=4)
+    return ends, sizes
+
+
 def pack(
     words: Tensor,
     probs: Tensor,
@@ -348,8 +377,8 @@ def pack(
     atoms = words.new_empty((n_atoms, n), dtype=dtype)
     packed = words.new_empty(n_atoms, dtype=dtype)
     rows = words.new_empty(n_atoms, dtype=torch.int64)
-    block = max(16, triton.next_power_of_2(n))
-    tall = min(_TILE.value // block, triton.next_power_of_2(n + 1))
+    block = max(16, next_power_of_2(n))
+    tall = min(_TILE.value // block, next_power_of_2(n + 1))
     unwrapped(_pack)[(n_rows + 1, -(-(n + 1) // tall))](
         words, probs, slots, ends, atoms, packed, rows, n_rows, n, n_atoms, BLOCK=block, TALL=tall, num_warps=4
     )
@@ -373,7 +402,7 @@ def pull(
     n_rows, n = words.shape[0], words.shape[2]
     out = words.new_empty((n_rows, n), dtype=dtype)
     is_symmetric, is_systematic, is_limited = kind
-    block = max(16, triton.next_power_of_2(n))
+    block = max(16, next_power_of_2(n))
     unwrapped(_pull)[(n_rows,)](
         *(grad.contiguous(), words, slots, totals, ends, out, n),
         SYMMETRIC=is_symmetric,

@@ -11,14 +11,13 @@ import struct
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from torch.library import triton_op
 
 from sparsum.kernels.any_alpha import any_tile_backward, any_tile_forward
 from sparsum.kernels.any_alpha_groups import any_groups_backward, any_groups_forward
 from sparsum.kernels.any_alpha_math import ANY, BETWEEN, NEAR_1, NEAR_1_BELOW, NEAR_2, NEAR_2_ABOVE, STEEP
-from sparsum.kernels.launch import Plan, unwrapped, wrap_triton
+from sparsum.kernels.launch import Plan, next_power_of_2, unwrapped, wrap_triton
 from sparsum.kernels.simplex import HALF_MOST, SPLIT_MOST, Groups, groups_for, lanes_for, rooms_for, spread, tile_shape
 
 # Bytes per entry -> the longest rows that are kept in registers.
@@ -103,7 +102,7 @@ def planned_forward(
         numbers = (rate, n, n_groups, inner, *strides)
         start = wrap(any_groups_forward)[(n_programs,)](
             x, mask, tensor, y, *scratch, *numbers, SLACK=_SLACK[is_double], GROUP=cut.size, CHUNK=cut.chunk,
-            BATCH=cut.batch, GROUPS=triton.next_power_of_2(int(n_groups)), **options, num_warps=cut.warps,
+            BATCH=cut.batch, GROUPS=next_power_of_2(n_groups), **options, num_warps=cut.warps,
         )  # fmt: skip
     is_repeatable = start is not None and not isinstance(alphas, Tensor) and not has_mask
     order = (0, 0, 0, *range(1, 2 + len(rooms)))

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparsum.kernels.launch import FUSION, unwrapped
+from sparsum.kernels.launch import FUSION, next_power_of_2, unwrapped
 
 #: The maximum number of tags: a program keeps a few matrices of tags by tags in registers.
 MOST_TAGS = 64
@@ -225,13 +225,13 @@ def newton(
     (n_rows, n_parts), (length, n) = values.shape, shape
     mean, steps = torch.empty_like(values), torch.empty_like(lengths)
     errors, lines = values.new_empty(n_rows, 2, length, n), values.new_empty(n_rows, 4, length, n)
-    gains, tags = values.new_empty(n_rows, length, n, n), max(4, triton.next_power_of_2(n))
+    gains, tags = values.new_empty(n_rows, length, n, n), max(4, next_power_of_2(n))
     if n_rows:
         unwrapped(minimise)[(n_rows,)](
             *(values, inverse, lengths, torch.zeros_like(values), errors, gains, lines, mean, steps),
             *(length, n, n_parts, max_steps),
             TAGS=tags,
-            BLOCK=min(512, triton.next_power_of_2(n_parts)),
+            BLOCK=min(512, next_power_of_2(n_parts)),
             num_warps=1 if tags <= 16 else 4 if tags <= 32 else 8,
             enable_fp_fusion=FUSION,
         )

@@ -33,6 +33,11 @@ def wrap_triton(kernel: Any) -> Any:
     return torch.library.wrap_triton(kernel) if isinstance(kernel, JITFunction) else kernel
 
 
+def next_power_of_2(n: int) -> int:
+    """The smallest power of two that is at least ``n``, a positive number; that of Triton takes several microseconds."""
+    return 1 << (int(n) - 1).bit_length()
+
+
 class unwrapped:  # noqa: N801 (used interchangeably with `wrap_triton`)
     """A kernel launched outside of torch's dispatcher, as ``unwrapped(kernel)[grid](*args, **constants)``."""
 
@@ -59,6 +64,11 @@ class Plan(NamedTuple):
     order: tuple[int, ...]
     rooms: tuple[tuple[tuple[int, int], torch.dtype], ...]
     numbers: tuple[int, ...]
+
+
+def is_known(alpha: float, x: Tensor) -> bool:
+    """Whether there is a plan for tensors like this one."""
+    return (x.shape, x.dtype, x.get_device(), alpha) in plans
 
 
 def again(alpha: float, x: Tensor, *others: Tensor) -> Tensor | None:
@@ -98,19 +108,29 @@ def _launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) ->
     Returns:
         A function that launches the kernel with other tensors and numbers of the same kinds, None if it is interpreted.
     """
-    seen = [(arg.dtype, arg.data_ptr() % _ALIGNMENT) if isinstance(arg, Tensor) else _kind_of(arg) for arg in args]
-    key = (id(kernel), args[0].get_device(), *seen, *constants.values())
-    start = _remembered.get(key)
+    device = args[0].get_device()
+    key, values = [id(kernel), device, *constants.values()], []
+    for arg in args:
+        if isinstance(arg, Tensor):
+            pointer = arg.data_ptr()
+            key += (arg.dtype, pointer % _ALIGNMENT)
+            # A number skips the driver's lookup, which is an error for memory that the device cannot read.
+            values.append(pointer if arg.get_device() == device else arg)
+        else:
+            key.append(_kind_of(arg))
+            values.append(arg)
+    known = tuple(key)
+    start = _remembered.get(known)
     if start is not None:
-        start(*(*grid, 1, 1)[:3], *args)
+        start(*(*grid, 1, 1)[:3], *values)
         return start
     compiled = kernel[grid](*args, **constants)
     if compiled is None:  # interpreted
         return None
     if len(_remembered) >= _MOST:
         _remembered.clear()
-    start = _starter(compiled, tuple(constants[name] for name in kernel.arg_names[len(args) :]), args[0].get_device())
-    _remembered[key] = start
+    start = _starter(compiled, tuple(constants[name] for name in kernel.arg_names[len(args) :]), device)
+    _remembered[known] = start
     return start
 
 

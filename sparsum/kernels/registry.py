@@ -55,9 +55,12 @@ def is_undifferentiated(*_: object) -> bool:
     return not (torch.is_grad_enabled() or is_transformed())
 
 
-def is_unobserved(x: Tensor) -> bool:
+def is_unobserved(*tensors: Tensor) -> bool:
     """Whether kernels may bypass torch's dispatcher: no tensor subclass or dispatch mode intercepts operators."""
-    return type(x) in (Tensor, torch.nn.Parameter) and not is_intercepted()
+    for x in tensors:
+        if type(x) is not Tensor and type(x) is not torch.nn.Parameter:
+            return False
+    return not is_intercepted()
 
 
 def is_eager(x: Tensor) -> bool:

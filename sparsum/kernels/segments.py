@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparsum.kernels.launch import unwrapped
+from sparsum.kernels.launch import next_power_of_2, unwrapped
 
 # mypy: disable-error-code="no-untyped-def"
 
@@ -77,7 +77,7 @@ def segment_sum(
     width = math.prod(values.shape[1:])
     if not values.numel():
         return sums.zero_()
-    columns = min(triton.next_power_of_2(width), 128)
+    columns = min(next_power_of_2(width), 128)
     grid = (len(lengths), triton.cdiv(width, columns))
     unwrapped(_sum)[grid](
         values, lengths, sums, width,

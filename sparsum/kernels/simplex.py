@@ -11,11 +11,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 from torch.library import triton_op
 
-from sparsum.kernels.launch import Plan, unwrapped, wrap_triton
+from sparsum.kernels.launch import Plan, next_power_of_2, unwrapped, wrap_triton
 from sparsum.kernels.simplex_backward import groups_backward
 from sparsum.kernels.simplex_groups import groups_forward, split_peaks, split_solve
 from sparsum.kernels.simplex_tile import tile_backward, tile_forward
@@ -161,7 +160,7 @@ def path_for(n: int, itemsize: int) -> str:
 
 def tile_shape(n: int, stride: int) -> tuple[int, int, int]:
     """Rows per program, entries per row rounded up to a power of two, and warps."""
-    block = max(1 << (int(n) - 1).bit_length(), 2)  # triton.next_power_of_2 takes several microseconds
+    block = max(next_power_of_2(n), 2)
     rows = max(TILE_ENTRIES // block, 1)
     warps = next((warps for most, warps in TILE_WARPS.items() if block <= most), 16)
     if block <= TINY_MOST:
@@ -241,7 +240,7 @@ def _groups(wrap: Any, x: Tensor, mask: Tensor, y: Tensor, options: dict[str, An
     limit = {"maxnreg": cut.registers} if cut.registers and wrap is unwrapped else {}
     start = wrap(groups_forward)[(outer * inner,)](
         x, mask, y, kept[0], kept[-1], *numbers,
-        GROUP=cut.size, CHUNK=cut.chunk, BATCH=cut.batch, GROUPS=triton.next_power_of_2(int(n_groups)),
+        GROUP=cut.size, CHUNK=cut.chunk, BATCH=cut.batch, GROUPS=next_power_of_2(n_groups),
         IN_REGISTERS=in_registers, **options, num_warps=cut.warps, **limit,
     )  # fmt: skip
     return None if start is None else Plan(start, outer * inner, (0, 0, 1, 2, len(rooms) + 1), rooms, numbers)
@@ -259,5 +258,5 @@ def _split(wrap: Any, x: Tensor, mask: Tensor, y: Tensor, options: dict[str, Any
     )  # fmt: skip
     wrap(split_solve)[(outer * inner,)](
         x, mask, y, peaks, ids, n, n_groups, inner, *strides,
-        GROUP=cut.size, BATCH=cut.batch, GROUPS=triton.next_power_of_2(int(n_groups)), **options, num_warps=cut.warps,
+        GROUP=cut.size, BATCH=cut.batch, GROUPS=next_power_of_2(n_groups), **options, num_warps=cut.warps,
     )  # fmt: skip

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
-from sparsum.kernels.launch import unwrapped
+from sparsum.kernels.launch import next_power_of_2, unwrapped
 from sparsum.kernels.simplex import SPLIT_SIZE, groups_for, lanes_for, options_for, path_for, scratch, tile_shape
 from sparsum.kernels.simplex_groups import split_peaks
 from sparsum.kernels.simplex_support import (
@@ -55,7 +54,7 @@ def support(x: Tensor, exponent: int, *, wrap: Any = unwrapped, path: str = "") 
     wrap(groups_support)[(n_rows,)](
         x, peaks, ids, solution, lengths, n_ids, n, n_groups, 1, *x.stride(),
         EXPONENT=exponent, TOLERANCE=options["TOLERANCE"], SLACK=options["SLACK"], READ=path != "split", GROUP=cut.size,
-        CHUNK=cut.chunk, BATCH=cut.batch, GROUPS=triton.next_power_of_2(int(n_groups)), IS_DOUBLE=options["IS_DOUBLE"],
+        CHUNK=cut.chunk, BATCH=cut.batch, GROUPS=next_power_of_2(n_groups), IS_DOUBLE=options["IS_DOUBLE"],
         num_warps=cut.warps,
     )  # fmt: skip
     return solution, lengths, ids, n_ids

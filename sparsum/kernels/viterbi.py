@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparsum.kernels.launch import unwrapped
+from sparsum.kernels.launch import next_power_of_2, unwrapped
 
 #: The maximum number of tags: a program keeps a matrix of tags by tags in registers.
 MOST_TAGS = 64
@@ -47,7 +47,7 @@ def best_path(
     n_rows, length, n = unary.shape
     path = torch.empty(n_rows, length, dtype=torch.int64, device=unary.device)
     before = torch.empty(n_rows, length, n, dtype=torch.int32, device=unary.device)
-    tags = max(4, triton.next_power_of_2(n))
+    tags = max(4, next_power_of_2(n))
     if n_rows:
         unwrapped(follow)[(n_rows,)](
             *(unary.contiguous(), transition.contiguous(), before, path, length, n),

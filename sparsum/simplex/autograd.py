@@ -20,13 +20,14 @@ import torch
 from torch import Tensor
 
 from sparsum import kernels
-from sparsum.kernels import is_transformed
+from sparsum.kernels import is_transformed, launch
 from sparsum.simplex import dispatch
 from sparsum.simplex.arguments import can_look_at, has_values
 from sparsum.simplex.blocks import reads_in_blocks, support
 from sparsum.simplex.entropy import log_on_support
 from sparsum.simplex.forward_mode import nestable
 from sparsum.simplex.solve import solve, solve_plainly
+from sparsum.tensors import apply_function
 
 Alpha = float | Tensor
 
@@ -49,7 +50,18 @@ def apply(x: Tensor, alpha: Alpha, mask: Tensor | None = None) -> Tensor:
         return _traced(x, alpha)
     if is_plain(x, alpha):
         return _solve(x, alpha, mask)
-    return _call(_Entmax, x, alpha, mask)
+    probs: Tensor = apply_function(_Entmax, x, alpha, mask)
+    return probs
+
+
+def apply_again(x: Tensor, alpha: float) -> Tensor | None:
+    """`apply` for dense scores on a GPU, without what a shape seen before needs no more; None for other shapes."""
+    if is_transformed() or x.is_neg():
+        return None
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return dispatch.again(alpha, x)
+    known: Tensor | None = apply_function(_Entmax, x, alpha, None) if launch.is_known(alpha, x) else None
+    return known
 
 
 def is_plain(x: Tensor, alpha: Alpha) -> bool:
@@ -58,14 +70,6 @@ def is_plain(x: Tensor, alpha: Alpha) -> bool:
         return False
     needs_gradient = x.requires_grad or (isinstance(alpha, Tensor) and alpha.requires_grad)
     return not (needs_gradient and torch.is_grad_enabled())
-
-
-def _call(function: type[torch.autograd.Function], *inputs: Any) -> Tensor:
-    """``function.apply`` without its signature inspection, which takes longer than mapping a small batch."""
-    is_transformed = torch._C._are_functorch_transforms_active()
-    caller: Any = function if is_transformed else super(torch.autograd.Function, function)
-    result: Tensor = caller.apply(*inputs)
-    return result
 
 
 def _solve(x: Tensor, alpha: Alpha, mask: Tensor | None) -> Tensor:
@@ -80,7 +84,8 @@ def _solve(x: Tensor, alpha: Alpha, mask: Tensor | None) -> Tensor:
 def _jacobian(probs: Tensor, alpha: Alpha, vector: Tensor) -> Tensor:
     """The Jacobian at ``probs`` times ``vector``, differentiable."""
     if torch.is_grad_enabled() or is_transformed():
-        return _call(_Jacobian, probs, alpha, vector)
+        product: Tensor = apply_function(_Jacobian, probs, alpha, vector)
+        return product
     if probs.is_cuda and not probs.is_neg() and kernels.can_read(vector) and not torch.compiler.is_compiling():
         known = dispatch.again(alpha, probs, vector)
         if known is not None:

@@ -27,11 +27,7 @@ def again(alpha: float | Tensor, x: Tensor, *others: Tensor) -> Tensor | None:
 
     No tensor is a lazy negative, and all are on the same device.
     """
-    if (
-        type(alpha) is not float
-        or not all(map(is_unobserved, (x, *others)))
-        or x.get_device() != torch.cuda.current_device()
-    ):
+    if type(alpha) is not float or not is_unobserved(x, *others) or x.get_device() != torch.cuda.current_device():
         return None
     return launch.again(alpha, x, *others)
 

@@ -184,12 +184,12 @@ def _map(x: Tensor, alpha: float | Tensor, dim: int, mask: Tensor | None) -> Ten
 
 
 def _map_again(x: Tensor, alpha: float | Tensor, dim: int) -> Tensor | None:
-    """Fast path without checks: the last dimension, no gradient, a known shape. Returns None if it does not apply."""
+    """Fast path without checks: the last dimension, a known shape. Returns None if it does not apply."""
     if torch.compiler.is_compiling() or type(x) is not Tensor or type(dim) is not int or dim != -1 or not x.is_cuda:
         return None
-    if type(alpha) is not float or x.layout is not torch.strided or x.is_nested or not autograd.is_plain(x, alpha):
+    if type(alpha) is not float or x.layout is not torch.strided or x.is_nested:
         return None
-    return dispatch.again(alpha, x)
+    return autograd.apply_again(x, alpha)
 
 
 def _map_anew(x: Tensor, alpha: float | Tensor, dim: int, mask: Tensor | None) -> Tensor:

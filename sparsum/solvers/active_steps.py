@@ -13,6 +13,8 @@ from sparsum.structures.scores import flatten, unflatten
 
 #: The smallest number of steps between host-device synchronizations.
 _PACE = 4
+#: Up to this number of rows, a launch takes as long for all of them as for those that are running.
+FEW_ROWS = 128
 
 
 def are_binary(
@@ -55,7 +57,7 @@ def run_steps(
             rows.take(atoms.reshape(len(atoms), -1), flatten(structure.vectors(atoms)), weight, limit, max_steps)
         n_steps += pace
         n_left = int((rows.state == RUNNING).sum())
-        if 2 * n_left <= len(rows.state):
+        if len(rows.state) > FEW_ROWS and 2 * n_left <= len(rows.state):
             if ids is not None:
                 every.put(ids, rows)
             rest = positions_of(rows.state == RUNNING, n_left)

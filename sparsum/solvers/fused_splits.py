@@ -1,4 +1,4 @@
-"""The splits of `sparsum.solvers.splits` for bits on a GPU: two kernels forward and one backward.
+"""The splits of `sparsum.solvers.splits` for bits on a GPU: three kernels forward and one backward.
 
 The scores determine which atoms are kept and in which order. Given these, the probabilities are linear in the scores, so
 all derivatives are this linear map and its adjoint.
@@ -15,6 +15,7 @@ from sparsum import kernels
 from sparsum.segments import OnBad, Segments, read_sizes
 from sparsum.solvers.abstract import Solution
 from sparsum.structures import BitCounts, BoundScores
+from sparsum.tensors import apply_function
 
 
 class Order(NamedTuple):
@@ -59,7 +60,7 @@ def split(
     """Split the marginals of all rows."""
     kind = Kind(counts.is_symmetric, systematic, not counts.is_free(scores.shape[-1]))
     total = counts.most if kind.is_limited else 0
-    probs, atoms, row, found, is_solved = Split.apply(scores, total, counts.is_exact, kind, bound.raise_bad)
+    probs, atoms, row, found, is_solved = apply_function(Split, scores, total, counts.is_exact, kind, bound.raise_bad)
     lengths, _, zeros = found.unbind()
     packed = Segments.of_kernel(row, lengths)
     return Solution(atoms, probs, packed, is_solved, zeros, zeros.view(torch.float64))
@@ -74,8 +75,8 @@ class Split(torch.autograd.Function):
         from sparsum.kernels import bits
 
         words, gaps, slots, totals, counts, is_solved = bits.split(scores, total, *kind, is_exact)
-        ends, n_bad, _ = counts.cumsum(1).unbind()  # one launch instead of two separate sums
-        n_atoms, n_bad_rows = read_sizes(ends[-1], n_bad[-1], most=slots.numel())
+        ends, sizes = bits.tally(counts)
+        n_atoms, n_bad_rows = read_sizes(sizes, most=slots.numel())
         if n_bad_rows:
             on_bad(counts[1] > 0)
         atoms, probs, row = bits.pack(words, gaps, slots, ends, n_atoms, scores.dtype)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparsum import kernels
 from sparsum.arguments import check_int
-from sparsum.structures.pulling import Facets
+from sparsum.structures.pulling import NEGLIGIBLE, ZERO, Decomposition, Facets, direction, pull
 from sparsum.structures.sized import AbstractSized, full_lengths
 from sparsum.tensors import tensor_cache
 
@@ -87,6 +87,13 @@ class Matching(AbstractSized):
         n, m = self.score_shape
         return Facets.none(n * m, device) if n == m else _column_facets(n, m, device)
 
+    def pull(
+        self,
+        mean: Tensor,  # shape: (n_rows, n, m), float64
+    ) -> Decomposition:
+        """Split mean vectors into matchings."""
+        return pull_matchings(mean, self)
+
     def _best(
         self,
         rows: Tensor,  # shape: (n_rows, n, m)
@@ -143,3 +150,31 @@ def _best_columns(matrix: Any, length: int, n_more: int) -> list[int]:
     except ValueError:  # infeasible, or a NaN, for which no best matching exists
         return list(range(length))
     return columns
+
+
+def _are_square(mean: Tensor, structure: Matching) -> bool:
+    """As many columns as rows, at most `MOST_COLUMNS`, and few enough for the memory of all matchings."""
+    from sparsum.kernels.assignment import MOST_BYTES, MOST_COLUMNS
+
+    n, m = structure.score_shape
+    return n == m <= MOST_COLUMNS and 8 * len(mean) * n**3 <= MOST_BYTES
+
+
+def _pull_in_one_launch(mean: Tensor, structure: Matching) -> Decomposition:
+    from sparsum.kernels import assignment
+
+    n_rows, n, _ = mean.shape
+    lengths = full_lengths(n_rows, n, mean.device) if structure.lengths is None else structure.lengths
+    left = torch.where(mean > ZERO, mean, 0.0).contiguous()
+    atoms, weights = assignment.pull(left, direction(n * n, mean.device), lengths, ZERO, NEGLIGIBLE)
+    row = torch.arange(n_rows, device=mean.device).repeat_interleave(n * n, output_size=weights.numel())
+    return Decomposition.of(atoms.flatten(0, 1), weights.flatten(), row, n_rows)
+
+
+@kernels.operation("pull_matchings", kernel=_pull_in_one_launch, takes=_are_square)
+def pull_matchings(
+    mean: Tensor,  # shape: (n_rows, n, m), float64
+    structure: Matching,
+) -> Decomposition:
+    """Split mean vectors into matchings, one vertex of each row after the other."""
+    return pull(structure, mean, structure.facets(mean.device))

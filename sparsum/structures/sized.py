@@ -99,11 +99,10 @@ class AbstractSized(AbstractStructure):
         atoms: Tensor,  # shape: (n_atoms, n_positions)
     ) -> Scores:
         """One-hot choices, and zeros for padding: (n_atoms, n_positions, n_choices)."""
-        vectors = torch.zeros(*atoms.shape, self.score_shape[1], device=atoms.device)
-        ones = torch.ones(*atoms.shape, 1, device=atoms.device)
-        if self.lengths is not None:
-            ones = ones.masked_fill(self._is_padding(len(atoms)).unsqueeze(-1), 0.0)
-        return vectors.scatter_(-1, atoms.unsqueeze(-1), ones)
+        vectors, place = torch.zeros(*atoms.shape, self.score_shape[1], device=atoms.device), atoms.unsqueeze(-1)
+        if self.lengths is None:
+            return vectors.scatter_(-1, place, 1.0)
+        return vectors.scatter_(-1, place, (~self._is_padding(len(atoms))).unsqueeze(-1).to(vectors.dtype))
 
     def parts(
         self,

@@ -35,6 +35,12 @@ STRUCTURES = [
 KINDS: dict[str, Callable[[Tensor], Tensor]] = {"normal": lambda t: t, "ties": lambda t: t.round(), "zero": lambda t: 0 * t}
 
 
+@pytest.fixture(autouse=True)
+def _rows_that_are_done_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from large batches."""
+    monkeypatch.setattr("sparsum.solvers.active_steps.FEW_ROWS", 0)
+
+
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 

@@ -251,3 +251,12 @@ def test_recorded_in_graphs() -> None:
         results = work()
     graph.replay()
     assert all(torch.equal(mine, other) for mine, other in zip(results, wanted, strict=True))
+
+
+def test_more_rows_than_are_counted_at_once() -> None:
+    from sparsum.kernels import bits
+
+    counts = torch.randint(0, 9, (3, 1200), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    ends, sizes = bits.tally(counts)
+    assert torch.equal(ends, counts[0].cumsum(0))
+    assert sizes.tolist() == counts[:2].sum(1).tolist()

@@ -135,6 +135,18 @@ def matrices() -> Inputs:
     yield normal(0, 2, 3, dtype=torch.float64), None
 
 
+def means_of_matchings() -> Inputs:
+    for structure in (sp.Matching(1), sp.Matching(5), sp.Matching(5, lengths=[1, 5, 3, 2])):
+        n, _ = structure.score_shape
+        scores = normal(4, n, n, seed=2, dtype=torch.float64)
+        q = sp.sparsemap(scores, structure)
+        yield q.mean, structure
+    doubtful = normal(3, 4, 4, seed=3, dtype=torch.float64).abs()  # not the mean of any matchings
+    doubtful[1, :2, 1:] = 0.0
+    yield doubtful, sp.Matching(4)
+    yield doubtful[:0], sp.Matching(4)
+
+
 def chains() -> Inputs:
     for length, n in ((1, 3), (2, 1), (7, 5)):
         yield normal(4, length, n, dtype=torch.float64), normal(4, length - 1, n, n, dtype=torch.float64)
@@ -254,6 +266,7 @@ INPUTS: dict[str, Callable[[], Inputs]] = {
     "packed_entmax_backward": packed_gradients,
     "best_bits": scores_of_best_bits,
     "best_matching": matrices,
+    "pull_matchings": means_of_matchings,
     "best_tree": trees,
     "best_path": chains,
     "best_alignment": scores_to_align,

@@ -21,6 +21,7 @@ from torch.distributions import constraints
 import sparsum as sp
 from sparsum.kernels import launch as launching
 from sparsum.segments import reading_sizes
+from sparsum.simplex import autograd
 from sparsum.simplex.packed import packed_entmax
 from sparsum.simplex.solve import solve_plainly
 from tests.kernels.serving import serving
@@ -209,11 +210,12 @@ def test_remembered_launches() -> None:
     kernel.__getitem__.return_value = mock.MagicMock(return_value=compiled)
     compiled.__getitem__.return_value = launches
     x = torch.zeros(9, device=DEVICE)
+    at = x.data_ptr()
     launch = kernels.unwrapped(kernel)[(5,)]
     for args in ((x, 3), (x, 3), (x, 4), (x, 1), (x, 16), (x, 2**33 + 1), (x[1:], 3), (x.double(), 3)):
         launch(*args, B=1, A=2)
     assert kernel.__getitem__.return_value.call_count == 6
-    assert launches.call_args_list == [mock.call(x, 3, 2, 1), mock.call(x, 4, 2, 1)]
+    assert launches.call_args_list == [mock.call(at, 3, 2, 1), mock.call(at, 4, 2, 1)]
     compiled.__getitem__.assert_called_with((5, 1, 1))
 
 
@@ -474,3 +476,20 @@ def test_captured_in_a_cuda_graph(n: int, mapping: Callable[..., Tensor]) -> Non
         x.copy_(torch.randn(4, n, device="cuda"))
     graph.replay()
     torch.testing.assert_close(captured, step())
+
+
+def test_gradients_of_scores_seen_before() -> None:
+    """They need no checks; a transform, a lazy negative, and a shape not seen before do."""
+    x = torch.randn(3, 17, generator=torch.Generator().manual_seed(0)).to(DEVICE).requires_grad_()
+    with mock.patch.dict(launching.plans, clear=True):
+        wanted = sp.entmax15(x)  # on a GPU, it leaves its plan
+        if not x.is_cuda:
+            assert autograd.apply_again(x, 1.5) is None
+            launching.keep_plan(1.5, launching.Plan(mock.MagicMock(), 3, (0, 0, 1), (), ()), x)
+        found = autograd.apply_again(x, 1.5)
+        assert found is not None
+        assert torch.equal(found, wanted)
+        assert torch.equal(*(torch.autograd.grad(probs[0, 0], x)[0] for probs in (found, wanted)))
+        assert autograd.apply_again(x[:2], 1.5) is None
+        assert autograd.apply_again(torch._neg_view(x), 1.5) is None
+        assert torch.func.vmap(lambda t: torch.tensor(autograd.apply_again(t, 1.5) is None))(x.unsqueeze(0)).all()
