@@ -226,8 +226,7 @@ class BinaryVAE(AbstractTask):
         optimizer = torch.optim.Adam(model.parameters(), lr=trial.rate, fused=True)
 
         @sp.capture
-        def step() -> Tensor:
-            chosen = torch.randint(len(self.train_images), (BATCH,), device=device, generator=generator)
+        def step(chosen: Tensor) -> Tensor:
             objective, calls = method.objective(model, self.binarise(self.train_images[chosen], generator), generator)
             optimizer.zero_grad()
             objective.backward()
@@ -240,7 +239,7 @@ class BinaryVAE(AbstractTask):
         for until in checkpoints(n_steps):
             begin = clock(device)
             for _ in range(until - done):
-                calls += step()
+                calls += step(torch.randint(len(self.train_images), (BATCH,), device=device, generator=generator))
             seconds, done = seconds + clock(device) - begin, until
             value = mean_bound(self.weights(model, method, self.validation, self.n_samples[0]))
             for name, number in (("steps", until), ("seconds", seconds), ("calls", calls.item() / 1e6), ("bound", value)):
