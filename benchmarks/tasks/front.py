@@ -43,7 +43,7 @@ HEADLINES: tuple[Headline, ...] = (
         "bound_100",
         "100-sample bound, nats",
         "-98.72 (RODEO, 1,000,000 steps)",
-        ("distinct_bound (30)", "distinct_bound (4)", "SparseMAP", "topk_bound (30)"),
+        ("distinct_bound (30)", "SparseMAP", "topk_bound (30)"),
         ("DisARM (2)", "LeaveOneOut (30)", "Gumbel-softmax (1)", "LeaveOneOut (2)", "wake_wake (30)", "vimco (30)"),
     ),
     Headline(

@@ -164,7 +164,7 @@ def _pull_in_one_launch(mean: Tensor, structure: Matching) -> Decomposition:
     from sparsum.kernels import assignment
 
     n_rows, n, _ = mean.shape
-    lengths = full_lengths(n_rows, n, mean.device) if structure.lengths is None else structure.lengths
+    lengths = full_lengths(n_rows, n, mean.device) if structure.lengths is None else structure.lengths.to(mean.device)
     left = torch.where(mean > ZERO, mean, 0.0).contiguous()
     atoms, weights = assignment.pull(left, direction(n * n, mean.device), lengths, ZERO, NEGLIGIBLE)
     row = torch.arange(n_rows, device=mean.device).repeat_interleave(n * n, output_size=weights.numel())
