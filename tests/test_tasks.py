@@ -139,3 +139,10 @@ def test_pages_show_the_record(name: str) -> None:
     left_out = {(setting, row) for setting in kind.settings for row in kind.rows if kind.reason(setting, row)}
     assert made | left_out == {(setting, row) for setting in kind.settings for row in kind.rows}
     assert all(mark in text for mark in MARKS)
+
+
+def test_the_front_pages_show_the_records() -> None:
+    """The table of README and of the tasks' first page."""
+    for page, text in ((front.README, front.front()), (PAGES / "index.md", front.front().replace("(docs/tasks/", "("))):
+        shown = page.read_text(encoding="utf-8")
+        assert shown == with_tables(shown, text), "python -m benchmarks.tasks.front --write"
