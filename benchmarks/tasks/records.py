@@ -76,18 +76,23 @@ def best_rate(task: type[AbstractTask], setting: str, row: str, found: Mapping[T
 
 
 def table(task: type[AbstractTask], found: Mapping[Trial, Mapping[str, Any]]) -> str:
-    """Markdown: for each setting a line per row, with means over seeds and standard deviations."""
-    titles = [column.title for column in task.columns.values()]
+    """Markdown: for each setting a line per row, with means over seeds and standard deviations, of what was measured."""
     tunes = len(task.rates) > 1
-    head = [*titles, *["learning rate"] * tunes, "seeds"]
     parts = []
     for setting in task.settings:
+        made = {
+            trial: values["metrics"] for trial, values in found.items() if trial.setting == setting and not trial.is_tuning
+        }
+        columns = {
+            name: column for name, column in task.columns.items() if any(name in metrics for metrics in made.values())
+        }
+        head = [*(column.title for column in columns.values()), *["learning rate"] * tunes, "seeds"]
         lines = [f"| {setting or 'method'} | {' | '.join(head)} |", f"| --- |{' ---: |' * len(head)}"]
         for row in task.rows:
-            trials = [trial for trial in found if (trial.setting, trial.row, trial.is_tuning) == (setting, row, False)]
-            if trials:
-                measured = [found[trial]["metrics"] for trial in trials]
-                cells = [cell(task.columns[name], [each.get(name, math.nan) for each in measured]) for name in task.columns]
+            if trials := [trial for trial in made if trial.row == row]:
+                cells = [
+                    cell(column, [made[trial].get(name, math.nan) for trial in trials]) for name, column in columns.items()
+                ]
                 rates = [" ".join(f"{rate:g}" for rate in sorted({trial.rate for trial in trials}))] * tunes
                 lines.append(f"| {row} | {' | '.join([*cells, *rates, str(len(trials))])} |")
         if len(lines) > 2:
