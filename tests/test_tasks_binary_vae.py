@@ -122,3 +122,5 @@ def test_curves_are_compared_at_equal_seconds() -> None:
         "seconds": [2.0, 200.0],
     }
     assert at_equal_seconds(curves_of(record)).endswith(f"| {row} | -105.00 | 1,000 |")
+    record[Trial(SHORT, row, 1e-3, 0)]["metrics"]["ms"] = 1.0
+    assert at_equal_seconds(curves_of(record)).endswith(f"| {row} |  |  |")  # trained for 10 seconds only

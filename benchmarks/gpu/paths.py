@@ -135,7 +135,5 @@ def _subsets() -> Line:
 
     ms, other = milliseconds(by_gradient, turns=15), milliseconds(by_properties, turns=15)
     what = f"{structure!r}, batch 128, log-partition and exact marginals, its gradient"
-    gap = (
-        "launches around one kernel, which takes bit after bit, there and back; the property `mean` computes the sums again"
-    )
+    gap = "launches around one kernel, which visits the bits one by one, twice; the property `mean` computes the sums again"
     return Line(what, f"{ms:.2f} ms; as the property mean {other:.2f} ms", "< 3 ms", ms < 3, gap=gap)

@@ -307,7 +307,7 @@ def at_equal_seconds(curves: Mapping[str, Mapping[str, list[float]]]) -> str:
     for row, curve in curves.items():
         value = interpolated(curve["seconds"], curve["bound"], EQUAL_SECONDS)
         steps = EQUAL_SECONDS / curve["seconds"][-1] * curve["steps"][-1]
-        lines.append(f"| {row} | {'' if value is None else f'{value:.2f}'} | {steps:,.0f} |")
+        lines.append(f"| {row} |  |  |" if value is None else f"| {row} | {value:.2f} | {steps:,.0f} |")
     return "\n".join(lines)
 
 

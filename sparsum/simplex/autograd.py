@@ -55,7 +55,7 @@ def apply(x: Tensor, alpha: Alpha, mask: Tensor | None = None) -> Tensor:
 
 
 def apply_again(x: Tensor, alpha: float) -> Tensor | None:
-    """`apply` for dense scores on a GPU, without what a shape seen before needs no more; None for other shapes."""
+    """`apply` for dense scores on a GPU, without the checks that their shape has passed before; None for other shapes."""
     if is_transformed() or x.is_neg():
         return None
     if not (x.requires_grad and torch.is_grad_enabled()):

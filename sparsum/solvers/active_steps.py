@@ -57,12 +57,14 @@ def run_steps(
             rows.take(atoms.reshape(len(atoms), -1), flatten(structure.vectors(atoms)), weight, limit, max_steps)
         n_steps += pace
         n_left = int((rows.state == RUNNING).sum())
-        if len(rows.state) > FEW_ROWS and 2 * n_left <= len(rows.state):
+        if len(rows.state) > FEW_ROWS and 0 < 2 * n_left <= len(rows.state):
             if ids is not None:
                 every.put(ids, rows)
             rest = positions_of(rows.state == RUNNING, n_left)
             ids = rest if ids is None else ids[rest]
             rows, structure = rows.select(rest), structure.select(rest)
+    if ids is not None:
+        every.put(ids, rows)
     is_stopped = every.state == STOPPED
     n_kept = (every.probs > NEGLIGIBLE).sum(-1).amax()
     n_slots, n_stopped = read_sizes(n_kept, is_stopped.sum(), most=every.probs.shape[-1])

@@ -67,6 +67,15 @@ def test_it_does_what_the_loop_does(monkeypatch: pytest.MonkeyPatch, structure: 
     assert bool(found.is_solved.all())
 
 
+def test_few_rows_that_are_left_are_written_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop, which would solve rows that are not, has nothing to do."""
+    monkeypatch.setattr("sparsum.solvers.active_steps.FEW_ROWS", 5)
+    monkeypatch.setattr(active_set, "run_again", lambda *_, **__: pytest.fail("rows are left to the loop"))
+    scores = normal(12, 5, 5) / 4
+    scores[:8] *= 16
+    assert bool(check(monkeypatch, sp.Matching(5), scores).is_solved.all())
+
+
 def test_weights_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Transitions without a quadratic term: dependent atoms are left to the loop."""
     scores = normal(3, 3, 2), normal(3, 2, 2, 2, seed=1)

@@ -137,7 +137,7 @@ class Launch:
         with _clear_errors():
             if torch.cuda.is_available():
                 torch.cuda.set_device(self.ranks.gpu)
-            # Both by name: where there is a GPU, the default of torch 2.11 has none for tensors of CPUs.
+            # Both by name: on a machine with a GPU, the default of torch 2.11 has no backend for CPU tensors.
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
             with _interruptible(), self._said_when_waiting():
                 distributed.init_process_group(
