@@ -237,7 +237,7 @@ def as_lengths(lengths: Any) -> Tensor:
     if not isinstance(lengths, Tensor) or lengths.dtype != torch.int64:
         kind = lengths.dtype if isinstance(lengths, Tensor) else type(lengths).__name__
         raise TypeError(f"lengths must be an int64 tensor or a list of ints, got {kind}")
-    return lengths
+    return lengths.contiguous()  # as kernels read them
 
 
 def _as_tensor(lengths: Sequence[Any]) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -81,3 +83,14 @@ def test_sparsemap_over_matchings_is_the_same(m: int) -> None:
         found.append((q.mean.detach(), q.probs.detach(), q.atoms, gradient))
     for here, there in zip(*found, strict=True):
         torch.testing.assert_close(here, there, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("structure", [sp.Matching(3), sp.Tree(3)], ids=repr)
+def test_lengths_may_be_any_view(structure: sp.Matching | sp.Tree) -> None:
+    """A kernel reads lengths as if they were contiguous."""
+    scores = torch.randn(3, *structure.score_shape, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    spread = torch.tensor([1, 3, 2, 3, 3, 3])
+    for lengths, values in ((spread[::2], [1, 2, 3]), (torch.tensor([2]).expand(3), [2, 2, 2])):
+        with serving(True):
+            found = dataclasses.replace(structure, lengths=lengths.to(DEVICE)).argmax(scores)
+        assert torch.equal(found, dataclasses.replace(structure, lengths=values).argmax(scores))
