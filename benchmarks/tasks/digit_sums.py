@@ -213,7 +213,7 @@ class DigitSums(AbstractTask):
         "ms_objective": Column("of it the objective", ".1f", with_spread=False),
     }
     #: Passes over the training images.
-    epochs: ClassVar = {"N=1": 4, "N=2": 6, "N=4": 8, "product, N=1": 4}
+    epochs: ClassVar = {"N=1": 4, "N=2": 6, "N=4": 24, "product, N=1": 4}
     fewer_seeds: ClassVar = {(setting, "SparseMAP"): 1 for setting in settings}
     left_out: ClassVar = {
         (setting, "REINFORCE"): "of the samples at most one in a hundred has the right result: nothing is learned"

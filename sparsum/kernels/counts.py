@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparsum.kernels.launch import unwrapped
+from sparsum.kernels.launch import next_power_of_2, unwrapped
 
 #: The maximum number of bits: a program keeps the scores of a row in registers.
 MOST_BITS = 4096
@@ -106,7 +106,7 @@ def log_sums(
     """The log-sum of each row, (n_rows,), and its gradient, (n_rows, n), which is empty unless asked for."""
     n_rows, n = scores.shape
     counts_zeros = exactly and 2 * most > n
-    block, width = triton.next_power_of_2(n), triton.next_power_of_2((n - most if counts_zeros else most) + 1)
+    block, width = next_power_of_2(n), next_power_of_2((n - most if counts_zeros else most) + 1)
     n_together = max(1, min(n_rows, MOST_BYTES // (8 * n * width)))
     odds = scores.new_empty(n_together, 2, n)
     prefixes = scores.new_empty((n_together, n, width) if with_means else (0,))
