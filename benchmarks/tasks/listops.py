@@ -293,7 +293,15 @@ class Model(torch.nn.Module):
 
 
 #: The rows that are trained with scores as they are, too.
-PLAIN = "SparseMAP, active set", "self-critic (2)", "straight-through"
+PLAIN = (
+    "SparseMAP, active set",
+    "self-critic (2)",
+    "leave-one-out (8)",
+    "I-MLE",
+    "SIMPLE",
+    "straight-through",
+    "perturbed marginals",
+)
 
 
 class ListOps(AbstractTask):
