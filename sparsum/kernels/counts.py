@@ -73,19 +73,21 @@ def sum_up(
     tl.debug_barrier()
     counts = tl.where(count == 0, 1.0, 0.0).to(tl.float64)
     before, after = tl.maximum(count - 1, 0), tl.minimum(count + 1, WIDTH - 1)
-    for i in range(n):
+    i = 0
+    while i < n:  # a range of n steps is not for the interpreter of Triton 3.5
         if WITH_MEANS:
             tl.store(prefixes + i * WIDTH + count, counts)
         stays, moves = _odds(odds, n, i, COUNTS_ZEROS)
         counts = stays * counts + moves * tl.where(count == 0, 0.0, tl.gather(counts, before, 0))
+        i += 1
     reached = tl.sum(counts * weights, 0)
     tl.store(totals + row, total + tl.log(reached))
     if WITH_MEANS:
         weights = weights / reached
         tl.debug_barrier()
         counts = tl.load(prefixes + (n - 1) * WIDTH + count)
-        for j in range(n):
-            i = n - 1 - j
+        while i > 0:
+            i -= 1
             earlier = tl.load(prefixes + tl.maximum(i - 1, 0) * WIDTH + count)  # ahead of its use, which would wait for it
             stays, moves = _odds(odds, n, i, COUNTS_ZEROS)
             moved = tl.where(count == WIDTH - 1, 0.0, tl.gather(weights, after, 0))
