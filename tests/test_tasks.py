@@ -101,6 +101,14 @@ def test_the_front_page_shows_the_best_of_each_kind(
     with pytest.raises(ValueError, match="none of the rows theirs has a result"):
         front.front([line], tmp_path)  # no sampler has a result
     monkeypatch.setattr(toy, "columns", toy.columns | {"validation": Column("validation")})
+    command.main(["toy", "--device", "cpu", "--out", str(tmp_path), "--seeds", "3", "--settings", "hard", "--rows", "ours"])
+    command.main(
+        ["toy", "--device", "cpu", "--out", str(tmp_path), "--seeds", "1", "--settings", "hard", "--rows", "theirs"]
+    )
+    fewer = dataclasses.replace(line, setting="hard", metric="ms", ours=("theirs", "ours"), samplers=("ours",))
+    assert front.front([fewer], tmp_path).endswith(
+        "| 1.00 (ours) | 1.00 (ours) |"
+    )  # not that of one seed, the first of equals
     lost = dataclasses.replace(line, samplers=())
     text = front.front([dataclasses.replace(line, samplers=("ours",)), smaller, lost], tmp_path)
     assert text.splitlines()[2:] == [

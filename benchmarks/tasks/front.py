@@ -147,7 +147,7 @@ def front(headlines: Iterable[Headline] = HEADLINES, folder: pathlib.Path = FOLD
 
 
 def _best(headline: Headline, setting: str, rows: tuple[str, ...], found: Mapping[Trial, Mapping[str, Any]]) -> str:
-    """The best of some rows: the mean over its seeds, and its name."""
+    """The best of some rows: the mean over its seeds, and its name. Rows with fewer seeds than others are no candidates."""
     values = {
         row: [
             values["metrics"][headline.metric]
@@ -156,7 +156,10 @@ def _best(headline: Headline, setting: str, rows: tuple[str, ...], found: Mappin
         ]
         for row in rows
     }
-    means = {row: statistics.mean(found) for row, found in values.items() if found and None not in found}
+    n_seeds = max(map(len, values.values()), default=0)
+    means = {
+        row: statistics.mean(each) for row, each in values.items() if each and len(each) == n_seeds and None not in each
+    }
     if not means:
         raise ValueError(f"{headline.task}, {setting}: none of the rows {', '.join(rows)} has a result in {FOLDER.name}")
     best = (min if headline.is_smaller_better else max)(means, key=lambda row: means[row])
