@@ -83,6 +83,23 @@ def test_rates_are_tuned_and_records_continue(
     assert len(file.read_text().splitlines()) == len(before.splitlines()) + 3
 
 
+def test_what_a_trial_kept_is_removed_once_it_is_recorded(
+    toy: type[Toy], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(task: Toy, trial: Trial, say: Callable[[str], None]) -> Metrics:
+        kept = task.kept(trial)
+        assert kept == tmp_path / "toy" / "easy-ours-0-1-0.pt"
+        kept.parent.mkdir()
+        kept.touch()
+        return {"validation": 1.0, "test": 1.0}
+
+    monkeypatch.setattr(toy, "train", train)
+    monkeypatch.setattr(toy, "rates", (0.1,))
+    command.main(["toy", "--device", "cpu", "--out", str(tmp_path), "--settings", "easy", "--rows", "ours", "--seeds", "1"])
+    assert not list((tmp_path / "toy").iterdir())
+    assert len(Records(tmp_path / "toy.jsonl").read()) == 1
+
+
 def test_unknown_rows_and_settings_are_errors(toy: type[Toy], capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("rows", "settings"):
         with pytest.raises(SystemExit):

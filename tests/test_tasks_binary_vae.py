@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +15,13 @@ from torch import Tensor
 from torch.nn import functional
 
 import sparsum as sp
+from benchmarks.tasks import binary_vae
 from benchmarks.tasks.binary_vae import (
+    FULL,
     LONG,
+    N_STEPS,
     SHORT,
+    BinaryVAE,
     Model,
     Objective,
     at_equal_seconds,
@@ -27,7 +33,7 @@ from benchmarks.tasks.binary_vae import (
     mean_bound,
     sampled_elbo,
 )
-from benchmarks.tasks.task import Trial
+from benchmarks.tasks.task import Options, Trial
 from sparsum.estimators import AbstractEstimator
 
 N_PIXELS, N_BITS = 5, 4
@@ -92,6 +98,35 @@ def test_gradients_are_those_of_the_elbo(
     assert calls == 2 * 3 * 40_000
     for found, wanted in zip(torch.autograd.grad(many, biases), exact, strict=True):
         torch.testing.assert_close(found, wanted, atol=0.01, rtol=0)
+
+
+def test_an_interrupted_training_continues(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped after its state was kept, a trial ends as an undisturbed one; a damaged state is an error that names it."""
+    monkeypatch.setitem(N_STEPS, FULL, 5)
+    monkeypatch.setattr(binary_vae, "KEPT_EVERY", 3)
+    trial = Trial(FULL, "distinct_bound (30)", 1e-3, 0)
+    options = Options(torch.device("cpu"), "digits", kept=tmp_path)
+    task, alone = (BinaryVAE(dataclasses.replace(options, kept=kept)) for kept in (tmp_path, None))
+    for each in (task, alone):
+        each.test, each.few, each.n_samples = each.test[:20], each.few[:20], (4, 8)
+    wanted = alone.train(trial, lambda text: None)
+
+    def stop(text: str) -> None:
+        if text.startswith("step 5 "):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        task.train(trial, stop)
+    said = list[str]()
+    found = task.train(trial, said.append)
+    assert said[0] == "continues after step 3"
+    for metrics in (found, wanted):
+        assert len(metrics.pop("curve_seconds")) == 4  # type: ignore[arg-type]
+    assert found == wanted
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(ValueError, match=f"{file.name} is corrupted"):
+        task.train(trial, said.append)
 
 
 def test_checkpoints_are_equally_spaced_in_log_time() -> None:

@@ -2,8 +2,9 @@
 
 Every method of a task gets the same learning rates to choose from, on validation data, and then the same seeds. Each
 trained model becomes a line of ``results/tasks/NAME.jsonl``; what is there is not made again, so that an interrupted command
-continues. Times are CPU seconds of one thread, or seconds on a GPU. Two commands with different ``--rows`` can run at once.
-Rows that are left out of a setting, because they take too long, are trained if both ``--settings`` and ``--rows`` name them.
+continues. Trainings of many minutes keep their state in the folder ``results/tasks/NAME`` meanwhile, and continue from it.
+Times are CPU seconds of one thread, or seconds on a GPU. Two commands with different ``--rows`` can run at once. Rows that
+are left out of a setting, because they take too long, are trained if both ``--settings`` and ``--rows`` name them.
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ def main(arguments: Iterable[str] | None = None) -> None:
 
 
 def _make(kind: type[AbstractTask], records: Records, given: argparse.Namespace) -> None:
-    task = kind(Options(torch.device(given.device), given.data, given.data_dir, given.quick))
+    kept = None if given.quick else records.path.with_suffix("")
+    task = kind(Options(torch.device(given.device), given.data, given.data_dir, given.quick, kept))
     for trial in _wanted(task, records, given):
         name = f"{task.name} {trial.setting}, {trial.row}, rate {trial.rate:g}, " + (
             "tuning" if trial.is_tuning else f"seed {trial.seed}"
@@ -90,6 +92,8 @@ def _make(kind: type[AbstractTask], records: Records, given: argparse.Namespace)
         metrics = task.train(trial, lambda text, name=name: _say(f"{name}: {text}"))  # type: ignore[misc]
         about = {"seconds": clock(task.device) - begin, "wall_seconds": time.perf_counter() - wall} | _about(task)
         records.add(trial, metrics, about)
+        if file := task.kept(trial):
+            file.unlink(missing_ok=True)
         shown = {name: value for name, value in metrics.items() if isinstance(value, float)}
         _say(f"{name}: " + ", ".join(f"{metric} {value:.4g}" for metric, value in shown.items()), is_last=True)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -42,6 +44,7 @@ class Options:
     data: str = ""  # the name or folder of the data, if not the task's own
     data_dir: str = "data"
     is_quick: bool = False  # a few steps, to see that it works
+    kept: pathlib.Path | None = None  # the folder for trainings that are under way; by default nothing is kept
 
 
 class AbstractTask(ABC):
@@ -69,6 +72,12 @@ class AbstractTask(ABC):
     @abstractmethod
     def train(self, trial: Trial, say: Callable[[str], None]) -> Metrics:
         """Train a model and measure it; ``say`` shows progress. The same trial gives the same metrics, times aside."""
+
+    def kept(self, trial: Trial) -> pathlib.Path | None:
+        """The file for the state of a trial that takes minutes, from which `train` continues; None if nothing is kept."""
+        if self.options.kept is None:
+            return None
+        return self.options.kept / (re.sub(r"\W+", "-", f"{trial.setting} {trial.row} {trial.rate:g} {trial.seed}") + ".pt")
 
     @classmethod
     def reason(cls, setting: str, row: str) -> str:
