@@ -48,7 +48,7 @@ N_CHECKPOINTS, FIRST = 9, 0.01
 #: After so many steps the state of a training is kept, from which the same command continues.
 KEPT_EVERY = 50_000
 #: Decoder calls, in millions, and seconds of a GPU at which methods are compared.
-EQUAL_CALLS, EQUAL_SECONDS = 5.0, 20.0
+EQUAL_CALLS, EQUAL_SECONDS = 5.0, {LONG: 20.0, FULL: 400.0}
 #: Scores that are not logits are multiplied by one of these, chosen on the first validation images.
 SHARPNESSES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 #: How many codes are decoded at a time in evaluation.
@@ -328,12 +328,12 @@ def interpolated(xs: Sequence[float], ys: Sequence[float], x: float) -> float | 
     return None
 
 
-def curves_of(record: Mapping[Trial, Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:
-    """Means over seeds of the curves of each row, with seconds as they are if nothing else runs."""
+def curves_of(record: Mapping[Trial, Mapping[str, Any]], setting: str) -> dict[str, dict[str, list[float]]]:
+    """Means over seeds of the curves of each row of a setting, with seconds as they are if nothing else runs."""
     found = {}
     for row in METHODS:
         alone = [values["metrics"]["ms"] for trial, values in record.items() if (trial.setting, trial.row) == (SHORT, row)]
-        trials = [values["metrics"] for trial, values in record.items() if (trial.setting, trial.row) == (LONG, row)]
+        trials = [values["metrics"] for trial, values in record.items() if (trial.setting, trial.row) == (setting, row)]
         if alone and trials:
             means = {
                 name: torch.tensor([each[f"curve_{name}"] for each in trials]).mean(0).tolist()
@@ -343,12 +343,12 @@ def curves_of(record: Mapping[Trial, Mapping[str, Any]]) -> dict[str, dict[str, 
     return found
 
 
-def at_equal_seconds(curves: Mapping[str, Mapping[str, list[float]]]) -> str:
+def at_equal_seconds(curves: Mapping[str, Mapping[str, list[float]]], seconds: float) -> str:
     """Markdown: the bound on validation images after the same time of a GPU."""
-    lines = [f"| row | bound after {EQUAL_SECONDS:g} s | steps |", "| --- | ---: | ---: |"]
+    lines = [f"| row | bound after {seconds:g} s | steps |", "| --- | ---: | ---: |"]
     for row, curve in curves.items():
-        value = interpolated(curve["seconds"], curve["bound"], EQUAL_SECONDS)
-        steps = EQUAL_SECONDS / curve["seconds"][-1] * curve["steps"][-1]
+        value = interpolated(curve["seconds"], curve["bound"], seconds)
+        steps = seconds / curve["seconds"][-1] * curve["steps"][-1]
         lines.append(f"| {row} |  |  |" if value is None else f"| {row} | {value:.2f} | {steps:,.0f} |")
     return "\n".join(lines)
 
@@ -376,6 +376,7 @@ def draw(curves: Mapping[str, Mapping[str, list[float]]], file: pathlib.Path) ->
 
 if __name__ == "__main__":
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    found_curves = curves_of(Records(FOLDER / f"{BinaryVAE.name}.jsonl").read())
-    print(at_equal_seconds(found_curves))
-    draw(found_curves, FIGURE)
+    found = Records(FOLDER / f"{BinaryVAE.name}.jsonl").read()
+    for setting, seconds in EQUAL_SECONDS.items():
+        print(f"{setting}\n\n{at_equal_seconds(curves_of(found, setting), seconds)}\n")
+    draw(curves_of(found, LONG), FIGURE)

@@ -79,7 +79,7 @@ class Matching(AbstractSized):
         """Whether columns are in range and distinct, and 0 for padding: (n_atoms,)."""
         position = torch.arange(atoms.shape[1], device=atoms.device)
         # Give each padded position a distinct column.
-        columns = atoms if self.lengths is None else torch.where(self._is_padding(len(atoms)), -1 - position, atoms)
+        columns = atoms if self.lengths is None else torch.where(self._is_padding(atoms), -1 - position, atoms)
         return self._is_in_range(atoms) & (columns.sort(-1).values.diff(dim=-1) != 0).all(-1)
 
     def facets(self, device: torch.device) -> Facets:

@@ -76,7 +76,7 @@ class ProjectiveTree(AbstractSized):
         word = torch.arange(self.n, device=atoms.device)
         heads = torch.where(atoms == word, -1, atoms.long())
         if self.lengths is not None:
-            heads = torch.where(self._is_padding(len(atoms)), word, heads)  # an edge of no width crosses nothing
+            heads = torch.where(self._is_padding(atoms), word, heads)  # an edge of no width crosses nothing
         first, last = torch.minimum(heads, word).unsqueeze(-1), torch.maximum(heads, word).unsqueeze(-1)
         is_crossing = (first < first.mT) & (first.mT < last) & (last < last.mT)
         return is_right & ~is_crossing.flatten(1).any(-1)
@@ -114,5 +114,5 @@ class ProjectiveTree(AbstractSized):
         """The number of words of each row: (n_rows,)."""
         if self.lengths is None:
             return torch.full((len(rows),), self.n, device=rows.device)
-        lengths: Tensor = self.lengths
+        lengths: Tensor = self.lengths.to(rows.device)
         return lengths.expand(len(rows))

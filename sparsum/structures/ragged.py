@@ -65,7 +65,7 @@ class AbstractRagged(AbstractStructure):
                 return torch.full((n_rows,), self.sizes, device=device)
             # A tensor of the tuple would wait for the device.
             return torch.stack([torch.full((n_rows,), size, device=device) for size in self.sizes], -1)
-        lengths: Tensor = self.lengths
+        lengths: Tensor = self.lengths.to(device)
         shape = lengths.shape[: lengths.ndim - self._n_size_dims]
         if shape not in {(n_rows,), (1,)}:
             seen = f"{n_rows} rows or atoms, and lengths of shape {tuple(lengths.shape)}"
@@ -101,7 +101,7 @@ class AbstractRagged(AbstractStructure):
         index: Tensor,  # shape: (n,), int64
     ) -> Self:
         """The structure of the given rows."""
-        return self if self.lengths is None else self._with(lengths=self.lengths[index])
+        return self if self.lengths is None else self._with(lengths=self.lengths.to(index.device)[index])
 
     def padding(self) -> Tensor | None:
         """The parts that rows do not have: (n_rows, n_parts)."""

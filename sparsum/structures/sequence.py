@@ -132,7 +132,7 @@ class Sequence(AbstractSized):
         if others:
             transition = others[0].expand(*bound.batch_shape, *shape).reshape(bound.n_rows, *shape)
             if structure.lengths is not None:
-                is_padding = structure._is_padding(bound.n_rows)[:, 1:, None, None]
+                is_padding = structure._is_padding(bound.scores)[:, 1:, None, None]
                 transition = torch.where(is_padding, 0.0, transition)
             tensors = (*tensors, transition)
         return structure, BoundScores(structure, tensors, bound.batch_shape)
@@ -193,7 +193,7 @@ class Sequence(AbstractSized):
             return tags
         transitions = self._transitions(atoms, torch.zeros_like(atoms[:, 0])) + self.length * self.n_tags
         if self.lengths is not None:
-            is_padding = self._is_padding(len(atoms))
+            is_padding = self._is_padding(atoms)
             tags, transitions = (
                 tags.masked_fill(is_padding, self._n_parts),
                 transitions.masked_fill(is_padding[:, 1:], self._n_parts),
@@ -204,7 +204,7 @@ class Sequence(AbstractSized):
         """The lengths, if the scores have transitions."""
         if not self.has_transitions:
             return None
-        return torch.full((n_rows,), self.length, device=device) if self.lengths is None else self.lengths
+        return torch.full((n_rows,), self.length, device=device) if self.lengths is None else self.lengths.to(device)
 
     def score(
         self,
@@ -218,7 +218,7 @@ class Sequence(AbstractSized):
         for transition in others:
             terms = transition.reshape(-1)[self._transitions(atoms, row)]
             if self.lengths is not None:
-                terms = torch.where(self.select(row)._is_padding(len(atoms))[:, 1:], 0.0, terms)
+                terms = torch.where(self.select(row)._is_padding(atoms)[:, 1:], 0.0, terms)
             total = total + terms.sum(-1)
         return total
 
@@ -234,7 +234,7 @@ class Sequence(AbstractSized):
             return unary
         mass = probs.unsqueeze(-1).expand(len(atoms), self.length - 1)
         if self.lengths is not None:
-            mass = torch.where(self.select(segments.row)._is_padding(len(atoms))[:, 1:], 0.0, mass)
+            mass = torch.where(self.select(segments.row)._is_padding(atoms)[:, 1:], 0.0, mass)
         dense = probs.new_zeros(segments.n_rows, *self._transition_shape)
         flat = dense.reshape(-1).index_put((self._transitions(atoms, segments.row),), mass, accumulate=True)
         return unary, flat.view(dense.shape)
@@ -261,7 +261,7 @@ class Sequence(AbstractSized):
     ) -> Decomposition:
         """Split mean vectors into sequences in the order of their first different tag, in closed form."""
         tags, *others = as_tuple(mean)
-        is_padding = None if self.lengths is None else self._is_padding(len(tags))
+        is_padding = None if self.lengths is None else self._is_padding(tags)
         return pull_chain(tags, others[0] if others else None, is_padding)
 
     def potentials(
@@ -281,7 +281,7 @@ class Sequence(AbstractSized):
         if self.has_transitions and pairs is None:
             pairs = choices[:, 1:].unsqueeze(-1)  # of a single tag
         if self.lengths is not None:
-            is_padding = self._is_padding(len(choices))
+            is_padding = self._is_padding(choices)
             choices = choices.masked_fill(is_padding.unsqueeze(-1), 0.0)
             pairs = None if pairs is None else pairs.masked_fill(is_padding[:, 1:, None, None], 0.0)
         return choices if pairs is None else (choices, pairs)

@@ -102,7 +102,7 @@ class AbstractSized(AbstractStructure):
         vectors, place = torch.zeros(*atoms.shape, self.score_shape[1], device=atoms.device), atoms.unsqueeze(-1)
         if self.lengths is None:
             return vectors.scatter_(-1, place, 1.0)
-        return vectors.scatter_(-1, place, (~self._is_padding(len(atoms))).unsqueeze(-1).to(vectors.dtype))
+        return vectors.scatter_(-1, place, (~self._is_padding(atoms)).unsqueeze(-1).to(vectors.dtype))
 
     def parts(
         self,
@@ -112,7 +112,7 @@ class AbstractSized(AbstractStructure):
         parts = self._parts(atoms, torch.zeros_like(atoms[:, 0]))
         if self.lengths is None:
             return parts
-        return parts.masked_fill(self._is_padding(len(atoms)), self.score_shape[0] * self.score_shape[1])
+        return parts.masked_fill(self._is_padding(atoms), self.score_shape[0] * self.score_shape[1])
 
     def check_scores(self, scores: Scores) -> None:
         """Raise unless scores have shape (*batch, n_positions, n_choices) and lengths have the shape of the batch."""
@@ -139,7 +139,7 @@ class AbstractSized(AbstractStructure):
             n_choices = lengths + (self.score_shape[1] - self.score_shape[0])
             flat = torch.where(choice < n_choices[:, None, None], flat, -torch.inf)
         forced = torch.where(choice == 0, 0.0, -torch.inf).to(flat.dtype)
-        flat = torch.where(structure._is_padding(len(flat)).unsqueeze(-1), forced, flat)
+        flat = torch.where(structure._is_padding(flat).unsqueeze(-1), forced, flat)
         return structure, BoundScores(structure, (flat,), batch_shape)
 
     def select(
@@ -147,13 +147,13 @@ class AbstractSized(AbstractStructure):
         index: Tensor,  # shape: (n,), int64
     ) -> Self:
         """The structure of the given rows."""
-        return self if self.lengths is None else self._with(lengths=self.lengths[index])
+        return self if self.lengths is None else self._with(lengths=self.lengths.to(index.device)[index])
 
     def padding(self) -> Tensor | None:
         """All choices of padded positions: (n_rows, n_positions * n_choices)."""
         if self.lengths is None:
             return None
-        return self._is_padding(len(self.lengths)).repeat_interleave(self.score_shape[1], -1)
+        return self._is_padding(self.lengths).repeat_interleave(self.score_shape[1], -1)
 
     def score(
         self,
@@ -165,7 +165,7 @@ class AbstractSized(AbstractStructure):
         terms: Tensor = scores.reshape(-1)[self._parts(atoms, row)]
         if self.lengths is not None:
             forced = torch.where(atoms == 0, 0.0, -torch.inf).to(terms.dtype)
-            terms = torch.where(self.select(row)._is_padding(len(atoms)), forced, terms)
+            terms = torch.where(self.select(row)._is_padding(atoms), forced, terms)
         return terms.sum(-1)
 
     def marginals(
@@ -178,7 +178,7 @@ class AbstractSized(AbstractStructure):
         dense = probs.new_zeros(segments.n_rows, *self.score_shape)
         mass = probs.unsqueeze(-1).expand(atoms.shape)
         if self.lengths is not None:
-            mass = torch.where(self.select(segments.row)._is_padding(len(atoms)), 0.0, mass)
+            mass = torch.where(self.select(segments.row)._is_padding(atoms), 0.0, mass)
         # accumulate=True sorts on a GPU, which makes it deterministic
         flat = dense.reshape(-1).index_put((self._parts(atoms, segments.row),), mass, accumulate=True)
         return flat.view(dense.shape)
@@ -191,8 +191,8 @@ class AbstractSized(AbstractStructure):
         most = torch.full(atoms.shape, self.score_shape[1] - 1, device=atoms.device)
         if self.lengths is not None:
             if self.has_fewer_choices:
-                most = (most + (self.lengths - self.score_shape[0]).unsqueeze(-1)).expand(atoms.shape)
-            most = most.masked_fill(self._is_padding(len(atoms)), 0)
+                most = (most + (self.lengths.to(atoms.device) - self.score_shape[0]).unsqueeze(-1)).expand(atoms.shape)
+            most = most.masked_fill(self._is_padding(atoms), 0)
         return ((atoms >= 0) & (atoms <= most) & (atoms == atoms.long())).all(-1)
 
     def _parts(self, atoms: Tensor, row: Tensor) -> Tensor:
@@ -201,9 +201,10 @@ class AbstractSized(AbstractStructure):
         position = torch.arange(n_positions, device=atoms.device)
         return (row.unsqueeze(-1) * n_positions + position) * n_choices + atoms.long()
 
-    def _is_padding(self, n: int) -> Tensor:
-        """Which positions of n rows are padding: (n, n_positions)."""
-        lengths: Tensor = self.lengths
+    def _is_padding(self, rows: Tensor) -> Tensor:
+        """Which positions of rows or atoms are padding, on their device: (n, n_positions)."""
+        n = len(rows)
+        lengths: Tensor = self.lengths.to(rows.device)
         if lengths.shape not in {(n,), (1,)}:
             seen = f"{n} rows or atoms, and lengths of shape {tuple(lengths.shape)}"
             raise ValueError(

@@ -80,7 +80,7 @@ class Tree(AbstractSized):
         word = torch.arange(self.n, device=heads.device)
         is_root = heads == word
         if self.lengths is not None:
-            is_padding = self._is_padding(len(heads))
+            is_padding = self._is_padding(heads)
             heads, is_root = torch.where(is_padding, word, heads), is_root & ~is_padding
         is_right = self._is_in_range(atoms) & is_tree(heads)
         return is_right & (is_root.sum(-1) == 1) if self.single_root else is_right

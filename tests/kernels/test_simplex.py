@@ -281,7 +281,8 @@ def test_fused_reductions(path: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(10,), (64, 10), (3, 5, 300), (2, 3, 4, 2304), (7, 4096), (3, 5000)])
 def test_the_second_call(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """By a plan, bit for bit as the first and as with a gradient; for other strides another kernel may round otherwise."""
+    """By a plan, bit for bit as the first and as with a gradient; other strides take another kernel."""
+    torch.manual_seed(0)
     for mapping, alpha in ((sp.sparsemax, 2.0), (sp.entmax15, 1.5), (lambda x: sp.entmax(x, 1.3), 1.3)):
         x, other, grad = (torch.randn(shape, device="cuda").to(dtype) for _ in range(3))
         with mock.patch.dict(launching.plans, clear=True):
@@ -295,7 +296,8 @@ def test_the_second_call(shape: tuple[int, ...], dtype: torch.dtype) -> None:
                 assert torch.equal(mapping(x), first)
                 assert torch.equal(torch.autograd.grad(mapping(leaf), leaf, grad)[0], product)
                 assert_near(mapping(other), solve_plainly(other.cpu().double(), alpha), dtype)
-        assert_near(mapping(torch.stack([x, x], -1)[..., 0]), first, dtype)
+        # In half precision each kernel makes up for what rounding leaves of 1 in entries of its own.
+        assert_near(mapping(torch.stack([x, x], -1)[..., 0]), solve_plainly(x.cpu().double(), alpha), dtype)
 
 
 def test_split_programs_begin_where_a_chunk_does() -> None:
