@@ -41,22 +41,33 @@ def apply_function(function: type[torch.autograd.Function], *inputs: Any) -> Any
     return caller.apply(*inputs)
 
 
+class _Unkept(Exception):
+    """Carries the result of a call that is not cached."""
+
+
 def tensor_cache(function: Callable[P, T]) -> Callable[P, T]:
     """Cache the tensors that a function returns, keyed by its arguments, which include the device.
 
     Under `torch.compile`, `torch.export`, a function transform or a dispatch mode such as ``FakeTensorMode``, tensors may
-    have no data or may belong to the trace. The cache is then neither read nor written.
+    have no data or may belong to the trace. The cache is then neither read nor written. While a CUDA graph is captured, it
+    is only read: a tensor that is made then has its values once the graph is replayed, in memory that goes with the graph.
     """
 
     def made(*args: P.args, **kwargs: P.kwargs) -> T:
         with torch.inference_mode(False):  # tensors created in inference mode cannot be used in autograd
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
+        if is_capturing():
+            raise _Unkept(result)  # `lru_cache` keeps nothing of a call that raises
+        return result
 
     cached: Any = functools.lru_cache(maxsize=64)(made)
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
-        result: T = (function if is_traced() else cached)(*args, **kwargs)
+        try:
+            result: T = (function if is_traced() else cached)(*args, **kwargs)
+        except _Unkept as unkept:
+            (result,) = unkept.args
         return result
 
     return wrapper
@@ -75,7 +86,7 @@ def number(value: float, like: Tensor) -> Any:
         return value
     key = (value, like.dtype, like.device)
     if key not in _numbers:
-        if torch.cuda.is_current_stream_capturing():  # it would be written by the graph
+        if is_capturing():  # it would be written by the graph
             return value
         with torch.inference_mode(False):
             _numbers[key] = torch.full((), value, dtype=like.dtype, device=like.device)
@@ -85,6 +96,11 @@ def number(value: float, like: Tensor) -> Any:
 def is_traced() -> bool:
     """Whether a compiler, a function transform or a dispatch mode intercepts operations."""
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or is_intercepted()
+
+
+def is_capturing() -> bool:
+    """Whether the current stream of a GPU records a CUDA graph; a build of torch without CUDA cannot be asked."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 class AbstractWatch(TorchDispatchMode):

@@ -214,7 +214,6 @@ class DigitSums(AbstractTask):
     }
     #: Passes over the training images.
     epochs: ClassVar = {"N=1": 4, "N=2": 6, "N=4": 24, "product, N=1": 4}
-    fewer_seeds: ClassVar = {(setting, "SparseMAP"): 1 for setting in settings}
     left_out: ClassVar = {
         (setting, "REINFORCE"): "of the samples at most one in a hundred has the right result: nothing is learned"
         for setting in ("N=2", "N=4")

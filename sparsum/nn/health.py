@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sparsum.arguments import check_int
 from sparsum.distribution import SparseDistribution
+from sparsum.tensors import is_capturing
 
 
 class SaturationMonitor(torch.nn.Module):
@@ -77,6 +78,5 @@ class SaturationMonitor(torch.nn.Module):
 
 def _is_recorded() -> bool:
     """Whether operations are traced or captured, so that no number can be read."""
-    if torch.compiler.is_compiling():  # asked first, because torch 2.11 cannot trace the other question
-        return True
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    # Asked first, because torch 2.11 cannot trace the other question.
+    return torch.compiler.is_compiling() or is_capturing()

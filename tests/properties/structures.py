@@ -105,7 +105,9 @@ class Case:
     def rounding(self, row: Tensor) -> float:
         """What a sum of scores in float64 may be off."""
         largest = row.masked_fill(row == -torch.inf, 0.0).abs().amax() * self.vectors.abs().amax().clamp_min(1.0)
-        return 4 * (self.n_parts + 2) * torch.finfo(torch.float64).eps * float(largest)
+        info = torch.finfo(torch.float64)
+        # Products of denormal scores are rounded to multiples of the smallest number.
+        return 4 * (self.n_parts + 2) * info.eps * max(float(largest), info.smallest_normal)
 
 
 @functools.cache
