@@ -18,6 +18,8 @@ from sparsum.structures import AbstractStructure, BitCounts, BoundScores
 GRID = 2.0**-36
 #: Residuals up to this are left as they are.
 WIDE = 2.0**12
+#: The score of the best bit beyond a limited number of them, where the scores of bits are shifted.
+_ABOVE = 4.0
 #: Sums of multiples of the grid up to this are exact, and so are differences of a few of them.
 _EXACT = 2.0**15
 #: The distance from 1 to the next float64.
@@ -33,19 +35,21 @@ def centred(bound: BoundScores) -> Tensor:
     structure, flat = bound.structure, bound.flat.double()
     if not flat.numel():
         return flat
-    sizes, counts = structure.group_sizes, structure.bit_counts()
+    sizes, counts, lift = structure.group_sizes, structure.bit_counts(), None
     with torch.no_grad():
         if sizes is not None:
             pieces = flat.detach().split([tensor[0].numel() for tensor in bound.tensors], -1)
             peak = torch.cat([_peaks(piece, size) for piece, size in zip(pieces, sizes, strict=True)], -1)
         elif counts is not None and not counts.is_free(flat.shape[-1]):
             peak = _level(flat.detach(), counts)
+            lift = None if counts.is_exact else torch.where(peak > 0, _ABOVE, 0.0)
         elif structure.is_fixed_size:
             peak = flat.detach().amax(-1, keepdim=True)
         else:
             return flat
         peak = torch.where(peak.isfinite(), peak, 0.0)
-    return flat - peak
+    # Not in one step: a large level less a small number is the level.
+    return flat - peak if lift is None else flat - peak + lift
 
 
 def _level(
@@ -55,13 +59,14 @@ def _level(
     """What can be subtracted from the scores of a limited number of bits: (n_rows, 1).
 
     With an exact number of bits, any number: the largest score, or that of the last of the best bits if it is far below.
-    Otherwise the number of bits must still be at its limit, which holds as long as the best bit beyond has a score above 1.
+    Otherwise the number of bits must still be at its limit, which holds as long as the best bit beyond has a score above 1:
+    it is the score of this bit, and `_ABOVE` is added to the difference.
     """
     if counts.is_exact:
         peak = flat.amax(-1, keepdim=True)
         last = flat.topk(counts.most, -1).values[:, -1:] if counts.most else peak
         return torch.where(peak - last > WIDE, last, peak)
-    beyond = flat.topk(counts.most + 1, -1).values[:, -1:] - 4
+    beyond = flat.topk(counts.most + 1, -1).values[:, -1:]
     return torch.where(beyond > WIDE, beyond, 0.0)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import sparsum as sp
+from sparsum.solvers import ActiveSet
 from sparsum.solvers.rounding import GRID, centred, doubted, relative_to, without_swamps
 
 
@@ -69,3 +70,14 @@ def test_subsets_are_relative_to_their_last_bit_if_the_best_is_far_above(first: 
     assert centred(rows).tolist() == [wanted]
     free = sp.Budget(3, 2).bind(rows.scores)
     assert torch.equal(centred(free), free.flat)
+
+
+@pytest.mark.parametrize("size", [1e5, 1e17, 1e30])
+def test_tied_bits_of_any_size_share_the_limit(size: float) -> None:
+    """Three equal scores for at most two bits: each has 2/3, and no bit is left out because 4 is nothing beside 1e17."""
+    rows = sp.Budget(4, 2).bind(torch.tensor([[size, -size, size, size]], dtype=torch.float64))
+    assert centred(rows)[0, [0, 2, 3]].tolist() == [4.0, 4.0, 4.0]
+    for solver in (None, ActiveSet()):
+        q = sp.sparsemap(rows.scores, rows.structure, solver=solver)
+        torch.testing.assert_close(q.mean, torch.tensor([[2 / 3, 0, 2 / 3, 2 / 3]], dtype=torch.float64))
+        assert q.is_exact.all()
