@@ -29,8 +29,11 @@ from sparsum.simplex.losses import check_reduction, reduce_rows
 from sparsum.solvers import AbstractSolver
 from sparsum.solvers.rounding import centred
 from sparsum.structures import AbstractStructure, BoundScores, Scores
+from sparsum.structures.bits import AbstractBits
+from sparsum.structures.ragged import AbstractRagged
 from sparsum.structures.scores import as_tuple, flatten
 from sparsum.structures.sized import AbstractSized
+from sparsum.structures.walks import AbstractBitWalks
 from sparsum.tensors import at_least_float32
 
 _SHOWN_ROWS = 5
@@ -72,7 +75,8 @@ def sparsemap_loss(
         target: the observed assignments, or mean vectors. Integers and booleans are atoms, one per example:
             (*batch, *event_shape). Floating-point numbers are mean vectors, in the form and shape of the scores, and may
             require a gradient. Bits are their own vectors, so both are the same. A mean vector must be the mean of some
-            distribution over the structure, 0 in padding, which is not checked: the loss of others has no meaning.
+            distribution over the structure, 0 in padding. This is checked for bits that are all 0 or 1; the loss of other
+            vectors that are no means has no meaning.
         cost: added to the scores of the parts, so that the target has to win by more than this. Mistakes cost more with
             ``1 - structure.vectors(target)`` if every assignment has the same number of parts, and with
             ``1 - 2 * target`` for bits: Hamming distances. If scores are a tuple, a tuple whose entries may be None.
@@ -287,6 +291,10 @@ def _flat_target(target: Scores, bound: BoundScores) -> Tensor:
     flat = _rows(target, bound)
     if can_look_at(flat):
         _raise_for(flat.detach().isnan().any(-1), "target must not contain NaN")
+        if isinstance(bound.structure, AbstractBits | AbstractBitWalks):
+            is_vertex = ((flat == 0) | (flat == 1)).all(-1)
+            is_wrong = is_vertex & ~bound.structure.contains(flat.detach())
+            _raise_for(is_wrong, f"target of zeros and ones must hold assignments of {bound.structure!r}")
     return flat
 
 
@@ -335,6 +343,6 @@ def _sized(structure: AbstractStructure, lengths: Any) -> AbstractStructure:
     """The structure with the lengths of a batch."""
     if lengths is None:
         return structure
-    if not isinstance(structure, AbstractSized):
+    if not isinstance(structure, AbstractSized | AbstractRagged):
         raise TypeError(f"lengths must be None for {structure!r}, whose examples all have the same size")
     return dataclasses.replace(structure, lengths=lengths)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -242,6 +243,11 @@ INPUTS: list[tuple[Any, type[Exception], str]] = [
     (lambda loss: loss(X, sp.Bits(3), X, cost=1.0), TypeError, "cost must be a torch.Tensor, got float"),
     (lambda loss: loss(X, sp.Bits(3), X, reduction="avg"), ValueError, "none, mean, sum, got 'avg'"),
     (lambda loss: loss(X, "bits", X), TypeError, "structure must be an AbstractStructure"),
+    (
+        lambda loss: loss(X, sp.Subset(3, 1), torch.ones_like(X)),
+        ValueError,
+        "target of zeros and ones must hold assignments of",
+    ),
 ]
 
 
@@ -259,3 +265,22 @@ def test_modules() -> None:
     torch.testing.assert_close(sp.StructuredNLL(sp.Bits(3))(scores, target), sp.structured_nll(scores, sp.Bits(3), target))
     with pytest.raises(TypeError, match="lengths must be None for Bits"):
         sp.StructuredNLL(sp.Bits(3))(scores, target, lengths=[1, 2])
+
+
+@pytest.mark.parametrize(
+    ("structure", "lengths"),
+    [
+        (sp.Alignment(2, 4), [[2, 4], [2, 3], [1, 2]]),
+        (sp.Segmentation(4, 3, 2), [4, 2, 1]),
+        (sp.ProjectiveTree(3), [3, 2, 1]),
+    ],
+    ids=repr,
+)
+def test_modules_take_the_lengths_of_a_batch(structure: sp.AbstractStructure, lengths: Any) -> None:
+    scores = draw(structure, 3)
+    sized = dataclasses.replace(structure, lengths=lengths)  # type: ignore[type-var]
+    target = sized.argmax(scores)
+    nll = sp.StructuredNLL(structure)(scores, target, lengths=lengths)
+    torch.testing.assert_close(nll, sp.structured_nll(scores, sized, target))
+    loss = sp.SparsemapLoss(structure)(scores, target, lengths=lengths)
+    torch.testing.assert_close(loss, sp.sparsemap_loss(scores, sized, target))

@@ -131,7 +131,7 @@ def test_the_front_page_shows_the_best_of_each_kind(
     assert text.splitlines()[2:] == [
         "| [A toy](docs/tasks/toy.md) | accuracy | 12 % | 20.5% ± 0.7% (ours) | 20.5% ± 0.7% (ours) |",
         "| [A toy](docs/tasks/toy.md) | accuracy | 12 % | 0.20 ± 0.00 (theirs) | 0.20 ± 0.00 (theirs) |",
-        "| [A toy](docs/tasks/toy.md) | accuracy | 12 % | none learns | 20.5% ± 0.7% (ours) |",
+        "| [A toy](docs/tasks/toy.md) | accuracy | 12 % | none trained | 20.5% ± 0.7% (ours) |",
     ]
 
 

@@ -210,7 +210,7 @@ class DigitSums(AbstractTask):
         "test": Column("results read rightly", ".2%"),
         "digits": Column("digits read rightly", ".2%"),
         "ms": Column("ms per step", ".1f", with_spread=False),
-        "ms_objective": Column("of it the objective", ".1f", with_spread=False),
+        "ms_objective": Column("objective, once trained", ".1f", with_spread=False),
     }
     #: Passes over the training images.
     epochs: ClassVar = {"N=1": 4, "N=2": 6, "N=4": 24, "product, N=1": 4}

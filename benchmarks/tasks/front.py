@@ -149,7 +149,7 @@ def front(headlines: Iterable[Headline] = HEADLINES, folder: pathlib.Path = FOLD
     for headline in headlines:
         found = Records(folder / f"{headline.task}.jsonl").read()
         theirs = headline.samplers_setting or headline.setting
-        sampler = _best(headline, theirs, headline.samplers, found) if headline.samplers else "none learns"
+        sampler = _best(headline, theirs, headline.samplers, found) if headline.samplers else "none trained"
         best = [sampler, _best(headline, headline.setting, headline.ours, found)]
         link = f"[{headline.title}](docs/tasks/{headline.task}.md)"
         lines.append(f"| {link} | {headline.unit} | {headline.published} | {' | '.join(best)} |")

@@ -98,7 +98,8 @@ def _to_independent_choices(
 
 def _check_structures(q: AbstractStructure, p: AbstractStructure) -> None:
     if q != p:
-        raise ValueError(f"the structures of both distributions must be equal, got {q!r} and {p!r}")
+        seen = f"{q!r} and {p!r}" if repr(q) != repr(p) else f"two {q!r} that differ in what this does not show"
+        raise ValueError(f"the structures of both distributions must be equal, got {seen}")
 
 
 def _check_lengths(q: AbstractStructure, p: AbstractStructure) -> None:

@@ -63,13 +63,14 @@ class DecisionDiagram(AbstractBitWalks):
     ) -> None:
         check_int("n", n, least=1)
         check_int("most_nodes", most_nodes, least=1)
+        what, first = "formula must have variables below", 0
         if isinstance(formula, (list, tuple)):
-            formula = Formula.of_clauses(formula)
+            what, first, formula = "clauses must have entries up to", 1, Formula.of_clauses(formula)
         if not isinstance(formula, Formula):
             hint = "; for equality, write a.equals(b) instead of a == b" if kind_of(formula) == "bool" else ""
             raise TypeError(f"formula must be a Formula or a list of clauses, got {kind_of(formula)}{hint}")
         if formula.n_variables > n:
-            raise ValueError(f"formula must have variables below n, {n}, got number {formula.n_variables - 1}")
+            raise ValueError(f"{what} n, {n}, got {formula.n_variables - 1 + first}")
         self._n, self._formula = n, formula
         self._graph = Graph.of(*_edges_of(_compiled(n, formula, most_nodes), n, most_nodes))
 

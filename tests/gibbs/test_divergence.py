@@ -249,3 +249,11 @@ def test_lengths_are_compared_on_their_device() -> None:
             assert torch.distributions.kl_divergence(one, other).tolist() == [0.0, 0.0]
         with pytest.raises(ValueError, match="must have the same lengths"):
             torch.distributions.kl_divergence(q, sp.Gibbs(scores, short))
+
+
+def test_graphs_that_look_the_same_are_told_apart() -> None:
+    """The representation of a graph has its size alone; the message says that there is more."""
+    edges = torch.tensor([[0, 1], [1, 2], [0, 2]])
+    first, second = (sp.Gibbs(torch.zeros(3), sp.Paths(edges[order])) for order in ([0, 1, 2], [0, 2, 1]))
+    with pytest.raises(ValueError, match=r"got two Paths.* that differ in what this does not show"):
+        torch.distributions.kl_divergence(first, second)

@@ -116,8 +116,10 @@ def test_wrong_arguments_are_named() -> None:
         sp.DecisionDiagram(40, Formula.all_of(x[i].equals(x[39 - i]) for i in range(20)), most_nodes=1000)
     with pytest.raises(ValueError, match="at most 30 nodes"):
         sp.DecisionDiagram(40, x[39], most_nodes=30)
-    with pytest.raises(ValueError, match="variables below n, 2, got number 2"):
+    with pytest.raises(ValueError, match="variables below n, 2, got 2"):
         sp.DecisionDiagram(2, x[2])
+    with pytest.raises(ValueError, match="clauses must have entries up to n, 3, got 4"):
+        sp.DecisionDiagram(3, [[4, 1]])
     with pytest.raises(TypeError, match="formula must be a Formula or a list of clauses, got"):
         sp.DecisionDiagram(2, "a")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="must consist of formulas"):
