@@ -60,7 +60,9 @@ def main(arguments: Iterable[str] | None = None) -> None:
     )
     parser.add_argument("--out", type=pathlib.Path, help=f"of the record ({FOLDER.parent.name}/{FOLDER.name})")
     parser.add_argument(
-        "--quick", action="store_true", help="a few steps and one seed, to see that it works; nothing is kept"
+        "--quick",
+        action="store_true",
+        help="a few steps and one seed, on scikit-learn's digits, to see that it works; nothing is kept",
     )
     parser.add_argument("--table", action="store_true", help="train nothing, print the tables of the record")
     parser.add_argument("--write", action="store_true", help="train nothing, write the tables into docs/tasks/NAME.md")
@@ -83,7 +85,8 @@ def main(arguments: Iterable[str] | None = None) -> None:
 
 def _make(kind: type[AbstractTask], records: Records, given: argparse.Namespace) -> None:
     kept = None if given.quick else records.path.with_suffix("")
-    task = kind(Options(torch.device(given.device), given.data, given.data_dir, given.quick, kept))
+    data = given.data or ("digits" if given.quick else "")
+    task = kind(Options(torch.device(given.device), data, given.data_dir, given.quick, kept))
     for trial in _wanted(task, records, given):
         name = f"{task.name} {trial.setting}, {trial.row}, rate {trial.rate:g}, " + (
             "tuning" if trial.is_tuning else f"seed {trial.seed}"
