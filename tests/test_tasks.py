@@ -96,6 +96,9 @@ def test_what_a_trial_kept_is_removed_once_it_is_recorded(
     monkeypatch.setattr(toy, "train", train)
     monkeypatch.setattr(toy, "rates", (0.1,))
     command.main(["toy", "--device", "cpu", "--out", str(tmp_path), "--settings", "easy", "--rows", "ours", "--seeds", "1"])
+    (tmp_path / "toy" / "easy-ours-0-1-0.pt").touch()  # as if killed between both
+    command.main(["toy", "--device", "cpu", "--out", str(tmp_path), "--settings", "hard", "--rows", "theirs", "--table"])
+    command.main(["toy", "--device", "cpu", "--out", str(tmp_path), "--settings", "easy", "--rows", "ours", "--seeds", "1"])
     assert not list((tmp_path / "toy").iterdir())
     assert len(Records(tmp_path / "toy.jsonl").read()) == 1
 

@@ -119,14 +119,33 @@ def test_an_interrupted_training_continues(tmp_path: pathlib.Path, monkeypatch: 
         task.train(trial, stop)
     said = list[str]()
     found = task.train(trial, said.append)
-    assert said[0] == "continues after step 3"
+    assert said[0].startswith("step 5 of 5")
     for metrics in (found, wanted):
         assert len(metrics.pop("curve_seconds")) == 4  # type: ignore[arg-type]
     assert found == wanted
     (file,) = tmp_path.iterdir()
+    other = dataclasses.replace(trial, seed=1)
+    file.rename(task.kept(other))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"must be the state of .*'seed': 1.*, got .*'seed': 0.*; remove it to begin anew"):
+        task.train(other, said.append)
+    task.kept(other).rename(file)  # type: ignore[union-attr]
     file.write_bytes(file.read_bytes()[:-9])
     with pytest.raises(ValueError, match=f"{file.name} is corrupted"):
         task.train(trial, said.append)
+
+
+def test_the_rate_is_that_of_the_trial() -> None:
+    task = BinaryVAE(Options(torch.device("cpu"), "digits", is_quick=True))
+    trials = [Trial(SHORT, "DisARM (2)", rate, 0) for rate in (1e-3, 1e-1)]
+    first, second = (task.train(trial, lambda text: None)["validation"] for trial in trials)
+    assert first != second
+
+
+def test_a_folder_that_cannot_be_written_to_is_found_at_once(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").touch()
+    task = BinaryVAE(Options(torch.device("cpu"), "digits", kept=tmp_path / "file"))
+    with pytest.raises(OSError, match="file"):
+        task.train(Trial(FULL, "DisARM (2)", 1e-3, 0), lambda text: None)
 
 
 def test_checkpoints_are_equally_spaced_in_log_time() -> None:

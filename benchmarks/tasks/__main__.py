@@ -87,15 +87,23 @@ def _make(kind: type[AbstractTask], records: Records, given: argparse.Namespace)
     kept = None if given.quick else records.path.with_suffix("")
     data = given.data or ("digits" if given.quick else "")
     task = kind(Options(torch.device(given.device), data, given.data_dir, given.quick, kept))
+    for trial in records.read():
+        if file := task.kept(trial):
+            file.unlink(missing_ok=True)  # of a command that was killed just before
     for trial in _wanted(task, records, given):
         name = f"{task.name} {trial.setting}, {trial.row}, rate {trial.rate:g}, " + (
             "tuning" if trial.is_tuning else f"seed {trial.seed}"
         )
+        file = task.kept(trial)
+        is_continued = file is not None and file.exists()
+        if is_continued:
+            _say(f"{name}: continues from {file}", is_last=True)
         begin, wall = clock(task.device), time.perf_counter()
         metrics = task.train(trial, lambda text, name=name: _say(f"{name}: {text}"))  # type: ignore[misc]
         about = {"seconds": clock(task.device) - begin, "wall_seconds": time.perf_counter() - wall} | _about(task)
-        records.add(trial, metrics, about)
-        if file := task.kept(trial):
+        # The times are then those since it was continued.
+        records.add(trial, metrics, about | {"is_continued": True} if is_continued else about)
+        if file is not None:
             file.unlink(missing_ok=True)
         shown = {name: value for name, value in metrics.items() if isinstance(value, float)}
         _say(f"{name}: " + ", ".join(f"{metric} {value:.4g}" for metric, value in shown.items()), is_last=True)

@@ -25,7 +25,7 @@ import itertools
 import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -223,11 +223,13 @@ class BinaryVAE(AbstractTask):
     def train(self, trial: Trial, say: Callable[[str], None]) -> Metrics:
         """Train a model, with its validation bound at checkpoints that are equally spaced in the logarithm of time."""
         method, n_steps = METHODS[trial.row], 3 if self.options.is_quick else N_STEPS[trial.setting]
-        training = Training(self, method, trial.seed)
-        kept = self.kept(trial)
+        training = Training(self, method, trial)
+        about = {**asdict(trial), "data": self.options.data, "device": self.device.type, "of": n_steps}
+        kept = self.kept(trial) if n_steps > KEPT_EVERY else None
         if kept is not None and kept.exists():
-            training.load(kept)
-            say(f"continues after step {training.n_steps}")
+            training.load(kept, about)
+        elif kept is not None:
+            training.save(kept, about)  # a folder that cannot be written to is found now, not after minutes
         model, curves, measured = training.model, training.curves, checkpoints(n_steps)
         stops = {*measured, *range(KEPT_EVERY, n_steps, KEPT_EVERY)}
         for until in sorted(stop for stop in stops if stop > training.n_steps):
@@ -238,8 +240,8 @@ class BinaryVAE(AbstractTask):
                 for curve, number in zip(curves.values(), now, strict=True):
                     curve.append(number)
                 say(f"step {until} of {n_steps}, bound {value:.2f} on validation images")
-            if kept is not None and until % KEPT_EVERY == 0 and until < n_steps:
-                training.save(kept)
+            if kept is not None and until % KEPT_EVERY == 0:
+                training.save(kept, about)
         metrics: Metrics = {"validation": curves["bound"][-1], "calls": curves["calls"][-1]}
         if trial.setting == SHORT:  # of which the time of a step is wanted; those before the first checkpoint are captured
             return metrics | {"ms": 1000 * (training.seconds - curves["seconds"][0]) / (n_steps - curves["steps"][0])}
@@ -270,12 +272,12 @@ class BinaryVAE(AbstractTask):
 class Training:
     """A model and what it is trained with; its steps are captured on a GPU."""
 
-    def __init__(self, task: BinaryVAE, method: Method, seed: int) -> None:
+    def __init__(self, task: BinaryVAE, method: Method, trial: Trial) -> None:
         device = task.device
-        torch.manual_seed(seed)
+        torch.manual_seed(trial.seed)
         self.model = Model(task.n_pixels).to(device)
-        self.generator = torch.Generator(device).manual_seed(seed)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=task.rates[0], fused=True)
+        self.generator = torch.Generator(device).manual_seed(trial.seed)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=trial.rate, fused=True)
         self.n_steps, self.seconds = 0, 0.0
         self.calls = torch.zeros((), dtype=torch.int64, device=device)
         self.curves: dict[str, list[float]] = {name: [] for name in ("steps", "seconds", "calls", "bound")}
@@ -298,15 +300,17 @@ class Training:
             self.calls += self._step(torch.randint(self._n_images, (BATCH,), device=device, generator=self.generator))
         self.n_steps, self.seconds = until, self.seconds + clock(device) - begin
 
-    def save(self, path: pathlib.Path) -> None:
-        """Write everything that `load` needs."""
+    def save(self, path: pathlib.Path, about: Mapping[str, Any]) -> None:
+        """Write everything that `load` needs, and what it is the state of."""
         parts = {name: getattr(self, name).state_dict() for name in ("model", "optimizer")}
         numbers = {name: getattr(self, name) for name in ("n_steps", "seconds", "calls", "curves")}
-        write_tensors(path, parts | numbers | {"generator": self.generator.get_state()})
+        write_tensors(path, parts | numbers | {"generator": self.generator.get_state(), "about": dict(about)})
 
-    def load(self, path: pathlib.Path) -> None:
-        """Continue where `save` was called, before any step."""
+    def load(self, path: pathlib.Path, about: Mapping[str, Any]) -> None:
+        """Continue where `save` was called, before any step; raises if it was of something else."""
         found = read_tensors(path)
+        if (seen := found.get("about")) != about:
+            raise ValueError(f"{path} must be the state of {dict(about)}, got {seen}; remove it to begin anew")
         self.model.load_state_dict(found["model"])
         self.optimizer.load_state_dict(found["optimizer"])
         self.generator.set_state(found["generator"])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparsum.structures.abstract import AbstractStructure
 from sparsum.structures.scores import BoundScores
-from sparsum.structures.sized import as_lengths
+from sparsum.structures.sized import as_lengths, of_rows
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class AbstractRagged(AbstractStructure):
         index: Tensor,  # shape: (n,), int64
     ) -> Self:
         """The structure of the given rows."""
-        return self if self.lengths is None else self._with(lengths=self.lengths.to(index.device)[index])
+        return self if self.lengths is None else self._with(lengths=of_rows(self.lengths, index))
 
     def padding(self) -> Tensor | None:
         """The parts that rows do not have: (n_rows, n_parts)."""

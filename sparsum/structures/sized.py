@@ -147,7 +147,7 @@ class AbstractSized(AbstractStructure):
         index: Tensor,  # shape: (n,), int64
     ) -> Self:
         """The structure of the given rows."""
-        return self if self.lengths is None else self._with(lengths=self.lengths.to(index.device)[index])
+        return self if self.lengths is None else self._with(lengths=of_rows(self.lengths, index))
 
     def padding(self) -> Tensor | None:
         """All choices of padded positions: (n_rows, n_positions * n_choices)."""
@@ -225,6 +225,14 @@ class AbstractSized(AbstractStructure):
 def full_lengths(n_rows: int, length: int, device: torch.device) -> Tensor:
     """The same length for all rows: (n_rows,)."""
     return torch.full((n_rows,), length, device=device)
+
+
+def of_rows(
+    lengths: Tensor,  # shape: (n_rows, ...)
+    index: Tensor,  # shape: (n,)
+) -> Tensor:
+    """The lengths of some rows; those on the CPU, where lists are, follow the index to its device."""
+    return (lengths.to(index.device) if lengths.is_cpu else lengths)[index]
 
 
 def as_lengths(lengths: Any) -> Tensor:
