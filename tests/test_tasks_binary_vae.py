@@ -24,15 +24,14 @@ from benchmarks.tasks.binary_vae import (
     BinaryVAE,
     Model,
     Objective,
-    at_equal_seconds,
     checkpoints,
-    curves_of,
     elbo,
     interpolated,
     log_weights,
     mean_bound,
     sampled_elbo,
 )
+from benchmarks.tasks.binary_vae_curves import at_equal_seconds, curves_of
 from benchmarks.tasks.task import Options, Trial
 from sparsum.estimators import AbstractEstimator
 

@@ -8,9 +8,6 @@ logits the encoder returns.
 Meant for a GPU, where steps are captured; several commands with different ``--rows`` can share it. Since they also share its
 time, milliseconds are those of "2,000 steps", to be trained with nothing else running.
 
-``python -m benchmarks.tasks.binary_vae`` prints the bounds after equal seconds, and draws docs/figures/binary-vae.svg, for
-which matplotlib is needed, from the record.
-
 References:
     - DisARM: an antithetic gradient estimator for binary latent variables (Dong, Mnih & Tucker, 2020),
       https://arxiv.org/abs/2006.10680
@@ -20,7 +17,6 @@ References:
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import pathlib
@@ -36,7 +32,6 @@ from torch import Tensor
 from torch.nn import functional
 
 import sparsum as sp
-from benchmarks.tasks.records import FOLDER, Records
 from benchmarks.tasks.task import AbstractTask, Column, Metrics, Options, Trial, clock
 from sparsum.estimators import AbstractEstimator, Bound
 
@@ -47,13 +42,12 @@ N_STEPS = {SHORT: 2_000, LONG: 50_000, FULL: 1_000_000}
 N_CHECKPOINTS, FIRST = 9, 0.01
 #: After so many steps the state of a training is kept, from which the same command continues.
 KEPT_EVERY = 50_000
-#: Decoder calls, in millions, and seconds of a GPU at which methods are compared.
-EQUAL_CALLS, EQUAL_SECONDS = 5.0, {LONG: 20.0, FULL: 400.0}
+#: Decoder calls, in millions, at which methods are compared.
+EQUAL_CALLS = 5.0
 #: Scores that are not logits are multiplied by one of these, chosen on the first validation images.
 SHARPNESSES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 #: How many codes are decoded at a time in evaluation.
 AT_ONCE = 4000
-FIGURE = pathlib.Path(__file__).parents[2] / "docs" / "figures" / "binary-vae.svg"
 
 
 class Model(torch.nn.Module):
@@ -146,7 +140,6 @@ METHODS: dict[str, Method] = {
     "SparseMAP": Method("the exact sum", elbo(sp.estimators.SparseMAP()), has_logits=False),
     "topk_bound (30)": Method("the k best", bound(sp.estimators.topk_bound, 30), has_logits=False),
 }
-MAIN = tuple(METHODS)[:4]
 
 
 @torch.no_grad()
@@ -330,57 +323,3 @@ def interpolated(xs: Sequence[float], ys: Sequence[float], x: float) -> float | 
         if x0 <= x <= x1:
             return y0 + (y1 - y0) * math.log(x / x0) / math.log(x1 / x0)
     return None
-
-
-def curves_of(record: Mapping[Trial, Mapping[str, Any]], setting: str) -> dict[str, dict[str, list[float]]]:
-    """Means over seeds of the curves of each row of a setting, with seconds as they are if nothing else runs."""
-    found = {}
-    for row in METHODS:
-        alone = [values["metrics"]["ms"] for trial, values in record.items() if (trial.setting, trial.row) == (SHORT, row)]
-        trials = [values["metrics"] for trial, values in record.items() if (trial.setting, trial.row) == (setting, row)]
-        if alone and trials:
-            means = {
-                name: torch.tensor([each[f"curve_{name}"] for each in trials]).mean(0).tolist()
-                for name in ("steps", "calls", "bound")
-            }
-            found[row] = means | {"seconds": [alone[0] * steps / 1000 for steps in means["steps"]]}
-    return found
-
-
-def at_equal_seconds(curves: Mapping[str, Mapping[str, list[float]]], seconds: float) -> str:
-    """Markdown: the bound on validation images after the same time of a GPU."""
-    lines = [f"| row | bound after {seconds:g} s | steps |", "| --- | ---: | ---: |"]
-    for row, curve in curves.items():
-        value = interpolated(curve["seconds"], curve["bound"], seconds)
-        steps = seconds / curve["seconds"][-1] * curve["steps"][-1]
-        lines.append(f"| {row} |  |  |" if value is None else f"| {row} | {value:.2f} | {steps:,.0f} |")
-    return "\n".join(lines)
-
-
-def draw(curves: Mapping[str, Mapping[str, list[float]]], file: pathlib.Path) -> None:
-    """Draw the bound on validation images against seconds of a GPU and decoder calls."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
-    mpl.rcParams["svg.hashsalt"] = "binary-vae"  # the same file at every run
-    figure = Figure(figsize=(7.2, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    for i, row in enumerate(METHODS):
-        if row in curves:
-            curve, style = curves[row], {"color": f"C{i}", "linestyle": "-" if row in MAIN else "--", "linewidth": 1.4}
-            left.plot(curve["seconds"], curve["bound"], label=row, **style)
-            right.plot(curve["calls"], curve["bound"], **style)
-    left.set(xscale="log", ylim=(-150, None), xlabel="seconds of a GPU", ylabel="100-sample bound, validation images")
-    right.set(xscale="log", xlabel="decoder calls, millions")
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside right center", frameon=False, fontsize="small")
-    figure.savefig(file, metadata={"Date": None})
-
-
-if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    found = Records(FOLDER / f"{BinaryVAE.name}.jsonl").read()
-    for setting, seconds in EQUAL_SECONDS.items():
-        print(f"{setting}\n\n{at_equal_seconds(curves_of(found, setting), seconds)}\n")
-    draw(curves_of(found, LONG), FIGURE)
