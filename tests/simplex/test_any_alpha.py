@@ -124,6 +124,17 @@ def test_float32_gradients_in_alpha() -> None:
         torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=1e-5)
 
 
+def test_float32_gradients_with_alphas_above_2_in_a_tensor() -> None:
+    """They amplify rounding errors at the boundary of the support, and are computed in float64."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = 2 * torch.randn(2, 2000, 6, generator=generator)
+    grads = []
+    for dtype in (torch.float32, torch.float64):
+        scores, alphas = x.to(dtype).requires_grad_(), torch.full((2000, 1), 4.0, dtype=dtype)
+        grads.append(torch.autograd.grad(sp.entmax(scores, alphas), scores, weight.to(dtype))[0].double())
+    torch.testing.assert_close(*grads, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("alpha", [2.0001, 2.5, 3.0, 50.0])
 def test_ties_above_2(alpha: float) -> None:
     """Equal scores share the mass to rounding, whatever else is in the batch."""
