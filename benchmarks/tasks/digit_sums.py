@@ -207,16 +207,15 @@ class DigitSums(AbstractTask):
     }
     rates, judge = (1e-3,), "validation"
     columns: ClassVar = {
-        "test": Column("results read rightly", ".2%"),
-        "digits": Column("digits read rightly", ".2%"),
+        "test": Column("result accuracy", ".2%"),
+        "digits": Column("digit accuracy", ".2%"),
         "ms": Column("ms per step", ".1f", with_spread=False),
         "ms_objective": Column("objective, once trained", ".1f", with_spread=False),
     }
     #: Passes over the training images.
     epochs: ClassVar = {"N=1": 4, "N=2": 6, "N=4": 24, "product, N=1": 4}
     left_out: ClassVar = {
-        (setting, "REINFORCE"): "of the samples at most one in a hundred has the right result: nothing is learned"
-        for setting in ("N=2", "N=4")
+        (setting, "REINFORCE"): "at most one sample in a hundred has the right result" for setting in ("N=2", "N=4")
     }
 
     def __init__(self, options: Options) -> None:

@@ -176,7 +176,7 @@ class LargeK(AbstractTask):
     rates = (5e-3, 2e-2)
     judge = "validation"
     columns: ClassVar = {
-        "before": Column("right option before training", ".1%", with_spread=False),
+        "before": Column("accuracy before training", ".1%", with_spread=False),
         "accuracy": Column("after, test", ".1%"),
         "loss": Column("expected loss, test", ".3f"),
         "calls": Column("calls per query", ".1f", with_spread=False),

@@ -329,13 +329,17 @@ class ListOps(AbstractTask):
     judge = "validation_accuracy"
     columns: ClassVar = {
         "test_accuracy": Column("test accuracy", ".1%"),
-        "test_heads": Column("right heads", ".1%"),
+        "test_heads": Column("head accuracy", ".1%"),
         "calls": Column("calls", ".1f", with_spread=False),
         "ms": Column("ms per step", ".0f", with_spread=False),
     }
     left_out: ClassVar = {
-        **{("plain scores", row): "it has no scores" for row in ("given tree", "flat tree", "no tree")},
-        **{("plain scores", row): "time" for row in rows if row not in {"given tree", "flat tree", "no tree", *PLAIN}},
+        **{("plain scores", row): "without scores" for row in ("given tree", "flat tree", "no tree")},
+        **{
+            ("plain scores", row): "for lack of time"
+            for row in rows
+            if row not in {"given tree", "flat tree", "no tree", *PLAIN}
+        },
     }
 
     def __init__(self, options: Options) -> None:

@@ -9,7 +9,8 @@ import math
 import os
 import pathlib
 import statistics
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -75,6 +76,16 @@ def best_rate(task: type[AbstractTask], setting: str, row: str, found: Mapping[T
     return max(tried, key=lambda rate: -math.inf if tried[rate] is None else tried[rate])
 
 
+def _left_out(task: type[AbstractTask], setting: str, made: Iterable[Trial]) -> str:
+    """Which rows were not trained, and why; empty if all were."""
+    rows = defaultdict(list)
+    for row in task.rows:
+        if (reason := task.reason(setting, row)) and all(trial.row != row for trial in made):
+            rows[reason].append(row)
+    parts = [f"{', '.join(names)} ({why})" for why, names in rows.items()]
+    return f"Not trained: {'; '.join(parts)}." if parts else ""
+
+
 def table(task: type[AbstractTask], found: Mapping[Trial, Mapping[str, Any]]) -> str:
     """Markdown: for each setting a line per row, with means over seeds and standard deviations, of what was measured."""
     tunes = len(task.rates) > 1
@@ -97,6 +108,8 @@ def table(task: type[AbstractTask], found: Mapping[Trial, Mapping[str, Any]]) ->
                 lines.append(f"| {row} | {' | '.join([*cells, *rates, str(len(trials))])} |")
         if len(lines) > 2:
             parts.append("\n".join(lines))
+            if left_out := _left_out(task, setting, made):
+                parts.append(left_out)
     return "\n\n".join(parts)
 
 
