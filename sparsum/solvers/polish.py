@@ -12,13 +12,15 @@ from sparsum import kernels
 from sparsum.segments import Packed, Segments, read_sizes
 from sparsum.solvers import kkt
 from sparsum.solvers.quadratic import NEGLIGIBLE, Padded, Quadratic
-from sparsum.solvers.rounding import GRID, doubted, n_used
+from sparsum.solvers.rounding import GRID, doubted, hidden_by_unused, n_used
 from sparsum.structures.scores import unflatten
 
 #: Rounding errors of the gap above this, in the unit of squared distances of vectors, may hide a better atom.
 _MOST_NOISE = 1e-9
 #: The same for the error of one part of 0/1 vectors.
 _MOST_NOISE_OF_PARTS = 8 * GRID
+#: The same for what the search for the best assignment does not see beside large scores that no assignment can use.
+_MOST_HIDDEN = 1e-7
 #: The distance from 1 to the next float64.
 _EPS = 2.0**-52
 
@@ -161,12 +163,17 @@ class _Certificate(NamedTuple):
     @classmethod
     def _of_binary(cls, problem: Quadratic, face: _Face, probs: Tensor, mean: Tensor, tolerance: float) -> _Certificate:
         """For 0/1 vectors, sums are exact up to parts with large residuals, and these are raised by their error."""
-        residual, noise = doubted(problem.residual(mean), mean, n_used(problem.structure, face.origin))
+        given, n = problem.residual(mean), n_used(problem.structure, face.origin)
+        residual, noise = doubted(given, mean, n)
         best = problem.vectors(problem.best(residual))
         gap = kkt.gap(face.vectors, probs, best - face.origin, residual).clamp_min(0)
         distance = (best - mean).abs().sum(-1)
         is_solved = (gap <= (GRID * distance).clamp_min(tolerance)) & (noise <= _MOST_NOISE_OF_PARTS)
-        return cls(gap + noise * distance, is_solved)
+        gap = gap + noise * distance
+        if problem.is_wide and problem.structure.adds_unused_scores:
+            hidden = hidden_by_unused(given, mean, n)
+            gap, is_solved = gap + hidden, is_solved & (hidden <= _MOST_HIDDEN)
+        return cls(gap, is_solved)
 
 
 def _is_alone(

@@ -152,6 +152,16 @@ def doubted(
     return Doubted(snapped(residual + torch.where(is_whole, error * (1 - 2 * mean), 0.0)), noise)
 
 
+def hidden_by_unused(
+    residual: Tensor,  # shape: (n_rows, n_parts)
+    mean: Tensor,  # shape: (n_rows, n_parts), of 0/1 vectors
+    n_used: Tensor,  # shape: (n_rows, 1)
+) -> Tensor:
+    """What an oracle may not see that adds up scores of parts that it would use, if others did not forbid it: (n_rows,)."""
+    wanted = residual.masked_fill((mean > 0) | (residual < 0), 0.0)
+    return _EPS * n_used.squeeze(-1) * wanted.sum(-1)
+
+
 def n_used(
     structure: AbstractStructure,
     vectors: Tensor,  # shape: (n_rows, n_parts), 0/1, of an assignment of each row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -109,6 +109,10 @@ class AbstractStructure(ABC):
             return tuple(self.score_shape)
         except TypeError:
             return None
+
+    #: Whether `argmax` adds up scores of parts that its result does not use, as a search with contractions or prices does.
+    #: Where these are large, they hide small differences of others.
+    adds_unused_scores: ClassVar[bool] = False
 
     @property
     def most_parts(self) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -53,6 +53,8 @@ class Matching(AbstractSized):
 
     n: int
     m: int | None = None
+
+    adds_unused_scores: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_int("n", self.n, least=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -56,6 +57,8 @@ class Tree(AbstractSized):
 
     n: int
     single_root: bool = False
+
+    adds_unused_scores: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_int("n", self.n, least=1)

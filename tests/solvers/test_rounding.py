@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import sparsum as sp
-from sparsum.solvers import ActiveSet
+from sparsum.solvers import ActiveSet, Pulled
 from sparsum.solvers.rounding import GRID, centred, doubted, relative_to, without_swamps
 
 
@@ -81,3 +81,18 @@ def test_tied_bits_of_any_size_share_the_limit(size: float) -> None:
         q = sp.sparsemap(rows.scores, rows.structure, solver=solver)
         torch.testing.assert_close(q.mean, torch.tensor([[2 / 3, 0, 2 / 3, 2 / 3]], dtype=torch.float64))
         assert q.is_exact.all()
+
+
+@pytest.mark.parametrize("solver", [ActiveSet(), Pulled()])
+def test_what_large_unused_scores_hide_is_not_called_solved(solver: ActiveSet | Pulled) -> None:
+    """Two words that want each other, a cycle: the scores of their other heads are lost beside 1e19, and not beside 1e6."""
+    x = torch.tensor([[[-0.4, 0.3, 0.7], [0.8, -0.7, 0.0], [0.1, 0.0, 0.9]]], dtype=torch.float64)
+    means = []
+    for size in (1e3, 1e6):
+        x[0, 1, 2], x[0, 2, 1] = size, 2 * size
+        means.append(sp.sparsemap(x, sp.Tree(3), solver=solver).mean)
+    torch.testing.assert_close(*means, atol=1e-8, rtol=0)
+    x[0, 1, 2], x[0, 2, 1] = 1e19, 2e19
+    with pytest.raises(sp.solvers.NotConverged) as caught:
+        sp.sparsemap(x, sp.Tree(3), solver=solver)
+    assert caught.value.rows == [0]
