@@ -64,7 +64,7 @@ class Rays:
     ) -> Decomposition:
         """Split the mean vectors of all rows."""
         rows = torch.arange(len(mean), device=mean.device)
-        point, mass, normals = mean, mean.new_ones(len(mean)), torch.zeros_like(mean)
+        point, mass, normals = mean, mean.new_ones(len(mean)), self._of_cube(mean)
         pieces = []
         for _ in range(2 * mean.shape[-1] + 2):
             problem = self.problem.select(rows)
@@ -82,6 +82,13 @@ class Rays:
             rows, point, mass, normals = (x[rest] for x in (rows, point + ahead, mass / length, normals + found.normal))
         atoms, weights, row = (torch.cat(tensors) for tensors in zip(*pieces, strict=True))
         return Decomposition.of(atoms, weights, row, len(mean))
+
+    def _of_cube(self, mean: Tensor) -> Tensor:
+        """The normals of the facets of the cube on which the mean of 0/1 vectors lies exactly: (n_rows, n_parts)."""
+        structure = self.problem.structure
+        if not structure.is_fixed_size and structure.bit_counts() is None:
+            return torch.zeros_like(mean)
+        return (mean >= 1).to(mean.dtype) - (mean <= 0).to(mean.dtype)
 
     def _exit(
         self,

@@ -83,6 +83,14 @@ def test_tied_bits_of_any_size_share_the_limit(size: float) -> None:
         assert q.is_exact.all()
 
 
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_pulled_atoms_share_what_is_0_or_1_in_the_mean(sign: float) -> None:
+    """However small the mass of an atom, it does not use a bit with a score of -1e29, or lack one with 1e29."""
+    x = torch.tensor([[1e3, 2e-11, sign * 1e29]], dtype=torch.float64)
+    q = sp.sparsemap(x, sp.Bits(3, symmetric=False), solver=Pulled())
+    assert q.atoms[:, [0, 2]].tolist() == [[1.0, float(sign > 0)]] * len(q.atoms)
+
+
 @pytest.mark.parametrize("solver", [ActiveSet(), Pulled()])
 def test_what_large_unused_scores_hide_is_not_called_solved(solver: ActiveSet | Pulled) -> None:
     """Two words that want each other, a cycle: the scores of their other heads are lost beside 1e19, and not beside 1e6."""
