@@ -2,7 +2,6 @@
 
 The items are images of digits, the target is the order of their labels. The loss of SparseMAP over `Permutation` is 0 once
 the scores of neighbours differ by 1 in the right direction, so that no number is ever shown to the network.
-
 Run it with ``python -m examples.sorting``; it needs scikit-learn, for its digits, and takes about 15 seconds.
 """
 
@@ -30,17 +29,15 @@ def lists_of(images: Tensor, labels: Tensor, n: int, generator: torch.Generator)
 def main(n_steps: int = 1000, seed: int = 0) -> tuple[float, float]:
     """Train, and return the share of unseen lists that are sorted without a mistake, before and after."""
     torch.manual_seed(seed)
-    generator = torch.Generator().manual_seed(seed)
+    structure, generator = sp.Permutation(N_ITEMS), torch.Generator().manual_seed(seed)
     pixels, digits = load_digits(return_X_y=True)
     images, labels = torch.tensor(pixels, dtype=torch.float32) / 16, torch.tensor(digits)
     scorer = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 1))
     optimizer = torch.optim.Adam(scorer.parameters(), lr=3e-3)
-    structure = sp.Permutation(N_ITEMS)
     tests, answers = lists_of(images[1500:], labels[1500:], 500, generator)
 
     def share_of_sorted() -> float:
-        ranks: Tensor = structure.argmax(scorer(tests).squeeze(-1))
-        return float((ranks == answers).all(-1).double().mean())
+        return float((structure.argmax(scorer(tests).squeeze(-1)) == answers).all(-1).double().mean())
 
     before = share_of_sorted()
     for step in range(n_steps):
